@@ -1,0 +1,174 @@
+//! The one error type of this crate. Every message says what was wrong, where, and what would be right.
+
+use crate::DType;
+
+/// `Result` with this crate's [`enum@Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// All that can go wrong in tensors, kernels and the tape.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An op was given inputs it can't take. `inputs` lists each input as `dtype[shape]`.
+    #[error("{op} at `{path}` with inputs ({inputs}): {reason}")]
+    InvalidInput {
+        /// The op's name.
+        op: &'static str,
+        /// Where on the tape it would have been recorded.
+        path: String,
+        /// The inputs, as `f32[2, 3], i64[2]`.
+        inputs: String,
+        /// What is wrong and what would be right.
+        reason: String,
+    },
+    /// A tensor can't be built or viewed as asked.
+    #[error("{what}: {reason}")]
+    InvalidTensor {
+        /// What was asked for.
+        what: &'static str,
+        /// What is wrong and what would be right.
+        reason: String,
+    },
+    /// A tensor's elements were asked for as another type.
+    #[error("tensor holds {actual}, but {asked} was asked for; cast it first")]
+    WrongDType {
+        /// The tensor's dtype.
+        actual: DType,
+        /// The dtype asked for.
+        asked: DType,
+    },
+    /// Two tensors that must be on one device are not.
+    #[error("{what}: the tensors are on different devices ({left} and {right}); one op runs on one device")]
+    DeviceMismatch {
+        /// The op or the call.
+        what: &'static str,
+        /// Name of the first device.
+        left: String,
+        /// Name of the second device.
+        right: String,
+    },
+    /// Numbers were asked of the meta device, which has none.
+    #[error("{what}: the meta device computes shapes and bytes only, it holds no numbers")]
+    NoNumbers {
+        /// The call.
+        what: &'static str,
+    },
+    /// The device has no kernel for this.
+    #[error("{kernel} is not supported on {device}: {reason}")]
+    Unsupported {
+        /// The kernel or op.
+        kernel: &'static str,
+        /// The device's name.
+        device: String,
+        /// What is missing (dtype, shape, ...).
+        reason: String,
+    },
+    /// A kernel met values it can't work on (an index out of range).
+    #[error("{kernel}: {reason}")]
+    InvalidValue {
+        /// The kernel.
+        kernel: &'static str,
+        /// What is wrong and what would be right.
+        reason: String,
+    },
+    /// The meter's hard limit would be exceeded, or the device is full.
+    #[error("out of memory: {requested} bytes requested with {in_use} in use, the limit is {limit}")]
+    OutOfMemory {
+        /// Bytes of the allocation that failed.
+        requested: u64,
+        /// Bytes live at that moment, of all kinds.
+        in_use: u64,
+        /// The limit in bytes.
+        limit: u64,
+    },
+    /// A mark came after the value had settled or a pass had begun, or its inputs are gone.
+    #[error("mark {mark} on `{path}` ({op}) comes too late: {reason}")]
+    MarkTooLate {
+        /// The mark asked for.
+        mark: &'static str,
+        /// The value's path.
+        path: String,
+        /// The op that made the value.
+        op: &'static str,
+        /// Why, and what would be in time.
+        reason: String,
+    },
+    /// A mark that this value can't take (a leaf, an integer, a statistic, an exact read).
+    #[error("mark {mark} on `{path}` ({op}) can't be honoured: {reason}")]
+    MarkNotAllowed {
+        /// The mark asked for.
+        mark: &'static str,
+        /// The value's path.
+        path: String,
+        /// The op that made the value.
+        op: &'static str,
+        /// Why.
+        reason: String,
+    },
+    /// A user's rule decided for no value.
+    #[error("rule `{rule}` matched no value on this tape; correct the pattern or remove the rule")]
+    RuleMatchedNothing {
+        /// The rule as the user wrote it.
+        rule: String,
+    },
+    /// An int8 store met a group with an infinity or a NaN.
+    #[error(
+        "int8 store of `{path}` ({op}): a group of values holds an infinity or NaN, which int8 can't represent; keep this value, or allow the fallback to full precision"
+    )]
+    NonFinite {
+        /// The value's path.
+        path: String,
+        /// The op that made the value.
+        op: &'static str,
+    },
+    /// The tape was consumed by `backward`.
+    #[error("{what}: this tape was consumed by `backward`; start a new tape, or use `backward_retain` to keep it")]
+    TapeConsumed {
+        /// The call.
+        what: &'static str,
+    },
+    /// A `Var` of another tape was passed.
+    #[error("{what}: `{path}` belongs to another tape; an op takes values of one tape")]
+    OtherTape {
+        /// The op or call.
+        what: &'static str,
+        /// The foreign value's path.
+        path: String,
+    },
+    /// Backward can't start from or reach this value.
+    #[error("no gradient for `{path}` ({op}): {reason}")]
+    NoGradient {
+        /// The value's path.
+        path: String,
+        /// The op that made the value.
+        op: &'static str,
+        /// Why, and what to do instead.
+        reason: String,
+    },
+    /// `Verify::Bits` found a replay that differs from what was dropped.
+    #[error("replay of `{path}` ({op}) differs from the value dropped in forward, first at flat index {index}")]
+    ReplayDiffers {
+        /// The value's path.
+        path: String,
+        /// The op that was replayed.
+        op: &'static str,
+        /// First differing element, counted in row-major order.
+        index: usize,
+    },
+    /// The engine contradicts itself; please report it.
+    #[error("internal error in {op} at `{path}`: {reason}")]
+    Internal {
+        /// The op.
+        op: &'static str,
+        /// The value's path.
+        path: String,
+        /// What was violated.
+        reason: String,
+    },
+}
+
+impl Error {
+    pub(crate) fn tensor(what: &'static str, reason: impl Into<String>) -> Self {
+        Error::InvalidTensor { what, reason: reason.into() }
+    }
+}

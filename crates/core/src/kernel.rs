@@ -1,0 +1,307 @@
+//! The vocabulary between ops and backends: every primitive kernel, as data.
+//!
+//! Conventions, for every kernel unless its line says otherwise:
+//! - inputs may have any strides (0 included) and offset; `out` is contiguous and wholly written;
+//! - float kernels take f64 or f32 with all float tensors of one dtype; sums accumulate in at least f32, statistics
+//!   are f32 for f32 tensors and f64 for f64 tensors;
+//! - zero-sized dimensions are ordinary: nothing is read, sums are 0;
+//! - *in place*: where noted, `out` may be the very tensor (same storage and layout) given as the named input;
+//! - results don't depend on the number of threads, and equal inputs give equal bits.
+
+use crate::Tensor;
+
+/// Elementwise functions of one argument, each with its derivative (written with x, and y = f(x)).
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub enum Unary {
+    /// -x; derivative -1.
+    Neg,
+    /// c x; derivative c.
+    Scale(f64),
+    /// x + c; derivative 1.
+    Shift(f64),
+    /// e^x; derivative y.
+    Exp,
+    /// ln x; derivative 1/x.
+    Log,
+    /// Square root; derivative 1/(2y).
+    Sqrt,
+    /// 1/sqrt(x); derivative -y^3/2.
+    Rsqrt,
+    /// 1/x; derivative -y^2.
+    Reciprocal,
+    /// x^2; derivative 2x.
+    Square,
+    /// |x|; derivative sign(x), 0 at 0.
+    Abs,
+    /// tanh x; derivative 1 - y^2.
+    Tanh,
+    /// 1/(1+e^-x); derivative y(1-y).
+    Sigmoid,
+    /// max(x, 0); derivative 1 where x > 0, 0 at 0. NaN passes through.
+    Relu,
+    /// x sigmoid(x); derivative s + x s (1-s) with s = sigmoid(x).
+    Silu,
+    /// GELU with erf: x Phi(x); derivative Phi(x) + x phi(x). (Hendrycks and Gimpel 2016.)
+    Gelu,
+    /// GELU with tanh: x/2 (1 + tanh(sqrt(2/pi)(x + 0.044715 x^3))). (The same paper; GPT-2's form.)
+    GeluTanh,
+    /// sin x; derivative cos x.
+    Sin,
+    /// cos x; derivative -sin x.
+    Cos,
+}
+
+/// Elementwise functions of two arguments of one shape (broadcasting is done by stride-0 views).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub enum Binary {
+    /// a + b
+    Add,
+    /// a - b
+    Sub,
+    /// a b
+    Mul,
+    /// a / b
+    Div,
+    /// The larger; NaN if either is NaN.
+    Maximum,
+    /// The smaller; NaN if either is NaN.
+    Minimum,
+}
+
+/// Reductions over dimensions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub enum Reduce {
+    /// The sum; 0 of nothing.
+    Sum,
+    /// The largest; -inf of nothing, NaN if any is NaN.
+    Max,
+}
+
+/// A position in the counter-based random stream: Philox4x32-10 keyed by `seed`, one stream per `counter`.
+/// Element i of a random tensor is word i % 4 of block i / 4 of its stream, see [`crate::rng`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+pub struct RandomStream {
+    /// The tape's seed.
+    pub seed: u64,
+    /// The op's number among random ops.
+    pub counter: u64,
+}
+
+/// What an attention kernel computes. All tensors are `[batch, time, heads, head size]`; keys and values may have
+/// fewer heads than queries (each serves `heads / kv_heads` query heads in a row).
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct AttentionSpec {
+    /// Factor on the scores.
+    pub scale: f64,
+    /// Query i of Tq sees keys j <= i + Tk - Tq (aligned at the bottom right).
+    pub causal: bool,
+    /// Probability of dropping an attention weight; kept ones are divided by 1 - p. The bit of weight (b, h, i, j) is
+    /// that of element ((b H + h) Tq + i) Tk + j of the stream: the same as dropout on the explicit weights.
+    pub dropout: f64,
+    /// The dropout's stream.
+    pub stream: RandomStream,
+}
+
+/// One primitive kernel with its operands.
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)] // operands are described with their kernel
+pub enum Kernel<'a> {
+    /// out = value, any dtype (converted as a cast of f64).
+    Fill { value: f64, out: &'a Tensor },
+    /// out = x, any pair of dtypes (see [`Tensor::cast`]); `out` may be a strided view with distinct elements.
+    Copy { x: &'a Tensor, out: &'a Tensor },
+    /// out = f(x). In place: x.
+    Unary { f: Unary, x: &'a Tensor, out: &'a Tensor },
+    /// out = g f'(.), where `saved` is y = f(x) for Exp, Sqrt, Rsqrt, Reciprocal, Tanh, Sigmoid and x for all others
+    /// (Neg, Scale and Shift don't read it). In place: g.
+    UnaryGrad { f: Unary, saved: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
+    /// out = f(a, b). In place: a, where a is contiguous.
+    Binary { f: Binary, a: &'a Tensor, b: &'a Tensor, out: &'a Tensor },
+    /// Gradient of Maximum or Minimum by the first argument: out = g where a wins, g/2 on a tie, else 0. In place: g.
+    ExtremumGrad { f: Binary, a: &'a Tensor, b: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
+    /// out = a where cond (bool) else b. In place: a, b.
+    Select { cond: &'a Tensor, a: &'a Tensor, b: &'a Tensor, out: &'a Tensor },
+    /// out = f over the dimensions where `out` (of x's rank) has size 1 and x has not.
+    Reduce { f: Reduce, x: &'a Tensor, out: &'a Tensor },
+    /// Gradient of Reduce::Max: out = g where x = y, divided by how many in the group do, else 0. g and y have size 1
+    /// in the reduced dimensions.
+    MaxGrad { x: &'a Tensor, y: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
+    /// out (+)= alpha a b: `[.., m, k] x [.., k, n] -> [.., m, n]`, batch dimensions equal (stride 0 repeats).
+    /// With `accumulate` it adds to `out`. With k = 0 the product is 0.
+    Matmul { a: &'a Tensor, b: &'a Tensor, alpha: f64, accumulate: bool, out: &'a Tensor },
+    /// Softmax over the last dimension. A row of only -inf gives zeros; NaN and +inf pass as NaN.
+    Softmax { x: &'a Tensor, out: &'a Tensor },
+    /// out = y (g - sum(g y)) over the last dimension. In place: g.
+    SoftmaxGrad { y: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
+    /// x `[.., Tq, Tk]`; out = value where key j > i + Tk - Tq, else x. In place: x.
+    CausalMask { x: &'a Tensor, value: f64, out: &'a Tensor },
+    /// out = 0 where the element's uniform number is below p, else x / (1 - p). In place: x.
+    Dropout { x: &'a Tensor, p: f64, stream: RandomStream, out: &'a Tensor },
+    /// Layer norm over the last dimension (n elements): mean, rstd = 1/sqrt(var + eps) (one each a row, biased
+    /// variance), out = (x - mean) rstd weight + bias. `weight` and `bias` are `[n]` and may be absent.
+    LayerNorm {
+        x: &'a Tensor,
+        weight: Option<&'a Tensor>,
+        bias: Option<&'a Tensor>,
+        eps: f64,
+        out: &'a Tensor,
+        mean: &'a Tensor,
+        rstd: &'a Tensor,
+    },
+    /// Gradient by x. With xhat = (x - mean) rstd and e = g weight: out = rstd (e - mean(e) - xhat mean(e xhat)). In place: g.
+    LayerNormGrad {
+        x: &'a Tensor,
+        weight: Option<&'a Tensor>,
+        mean: &'a Tensor,
+        rstd: &'a Tensor,
+        g: &'a Tensor,
+        out: &'a Tensor,
+    },
+    /// Gradients by weight (sum over rows of g xhat) and bias (sum of g), each if present. Rows are summed in an order
+    /// that doesn't depend on threads.
+    LayerNormParamGrad {
+        x: &'a Tensor,
+        mean: &'a Tensor,
+        rstd: &'a Tensor,
+        g: &'a Tensor,
+        dweight: Option<&'a Tensor>,
+        dbias: Option<&'a Tensor>,
+    },
+    /// out[.., :] = table[ids[..], :], ids i64 or i32; an id outside the table is an InvalidValue error.
+    Embedding { table: &'a Tensor, ids: &'a Tensor, out: &'a Tensor },
+    /// out (the table's shape) = sum of g's rows by id, in the order of ids; rows that no id names are 0.
+    EmbeddingGrad { ids: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
+    /// logits `[rows, classes]`, target `[rows]` (i64 or i32), loss `[]` = sum over rows whose target isn't `ignore` of
+    /// lse - logits[target], divided by their number if `mean` (NaN if there is none); lse `[rows]` is written for
+    /// every row. A target outside the classes (and not `ignore`) is an InvalidValue error.
+    CrossEntropy { logits: &'a Tensor, target: &'a Tensor, ignore: i64, mean: bool, loss: &'a Tensor, lse: &'a Tensor },
+    /// out = g (exp(logits - lse) - onehot(target)) / count, 0 in ignored rows (all rows 0 if every one is ignored).
+    /// g is `[]`; count is 1 without `mean`. In place: logits.
+    CrossEntropyGrad {
+        logits: &'a Tensor,
+        target: &'a Tensor,
+        lse: &'a Tensor,
+        g: &'a Tensor,
+        ignore: i64,
+        mean: bool,
+        out: &'a Tensor,
+    },
+    /// Tiled attention (Dao 2023): out = dropout(softmax(scale q k^T + mask)) v without holding the weights, and the
+    /// log-sum-exp of each row's scaled scores `[batch, heads, Tq]`. A row that sees nothing: out 0, lse -inf.
+    Attention { q: &'a Tensor, k: &'a Tensor, v: &'a Tensor, spec: AttentionSpec, out: &'a Tensor, lse: &'a Tensor },
+    /// delta `[batch, heads, Tq]` = sum over the head size of g o.
+    AttentionDelta { o: &'a Tensor, g: &'a Tensor, delta: &'a Tensor },
+    /// dk, dv with the shapes of k, v (deterministic, no atomics; summed over the query heads that a kv head serves).
+    AttentionGradKv {
+        q: &'a Tensor,
+        k: &'a Tensor,
+        v: &'a Tensor,
+        g: &'a Tensor,
+        lse: &'a Tensor,
+        delta: &'a Tensor,
+        spec: AttentionSpec,
+        dk: &'a Tensor,
+        dv: &'a Tensor,
+    },
+    /// dq with the shape of q.
+    AttentionGradQ {
+        q: &'a Tensor,
+        k: &'a Tensor,
+        v: &'a Tensor,
+        g: &'a Tensor,
+        lse: &'a Tensor,
+        delta: &'a Tensor,
+        spec: AttentionSpec,
+        dq: &'a Tensor,
+    },
+    /// Symmetric absmax int8 by groups of `group` consecutive elements of the last dimension (the last group of a row
+    /// may be short): scale = absmax / 127 as f32, q = round-to-nearest-even(x / scale) in [-127, 127] as bytes (u8
+    /// holding i8). A zero group has scale 0 and q 0. x f64, f32, bf16 or f16. A group with a NaN or infinity gets
+    /// scale NaN (the engine looks for it). rank 0 counts as one row of one element.
+    Quantize { x: &'a Tensor, group: usize, q: &'a Tensor, scales: &'a Tensor },
+    /// out = q scale, out in the original's dtype and shape.
+    Dequantize { q: &'a Tensor, scales: &'a Tensor, group: usize, out: &'a Tensor },
+    /// out = uniform numbers in [0, 1): 24 random bits for f32, word i as in [`RandomStream`]; f64 likewise from 32 bits.
+    Uniform { stream: RandomStream, out: &'a Tensor },
+    /// out = normal numbers of mean 0 and standard deviation `std` (Box-Muller on words 2i, 2i+1 of the stream; f64 arithmetic).
+    Normal { stream: RandomStream, std: f64, out: &'a Tensor },
+    /// One AdamW step in place on p, m, v (Loshchilov and Hutter 2019), decoupled decay:
+    /// p -= lr wd p; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; p -= lr (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps).
+    /// g is multiplied by `grad_scale` first (gradient clipping). All contiguous, computed in the tensors' dtype.
+    AdamW {
+        p: &'a Tensor,
+        g: &'a Tensor,
+        m: &'a Tensor,
+        v: &'a Tensor,
+        step: u64,
+        config: AdamWConfig,
+        grad_scale: f64,
+    },
+    /// out `[]` (f64) = sum of squares of x, accumulated in f64.
+    SquaredNorm { x: &'a Tensor, out: &'a Tensor },
+}
+
+/// Settings of [`Kernel::AdamW`].
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct AdamWConfig {
+    /// Learning rate.
+    pub lr: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the denominator.
+    pub eps: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+}
+
+impl Kernel<'_> {
+    /// The kernel's name, for errors, traces and profiles.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Kernel::Fill { .. } => "fill",
+            Kernel::Copy { .. } => "copy",
+            Kernel::Unary { .. } => "unary",
+            Kernel::UnaryGrad { .. } => "unary_grad",
+            Kernel::Binary { .. } => "binary",
+            Kernel::ExtremumGrad { .. } => "extremum_grad",
+            Kernel::Select { .. } => "select",
+            Kernel::Reduce { .. } => "reduce",
+            Kernel::MaxGrad { .. } => "max_grad",
+            Kernel::Matmul { .. } => "matmul",
+            Kernel::Softmax { .. } => "softmax",
+            Kernel::SoftmaxGrad { .. } => "softmax_grad",
+            Kernel::CausalMask { .. } => "causal_mask",
+            Kernel::Dropout { .. } => "dropout",
+            Kernel::LayerNorm { .. } => "layer_norm",
+            Kernel::LayerNormGrad { .. } => "layer_norm_grad",
+            Kernel::LayerNormParamGrad { .. } => "layer_norm_param_grad",
+            Kernel::Embedding { .. } => "embedding",
+            Kernel::EmbeddingGrad { .. } => "embedding_grad",
+            Kernel::CrossEntropy { .. } => "cross_entropy",
+            Kernel::CrossEntropyGrad { .. } => "cross_entropy_grad",
+            Kernel::Attention { .. } => "attention",
+            Kernel::AttentionDelta { .. } => "attention_delta",
+            Kernel::AttentionGradKv { .. } => "attention_grad_kv",
+            Kernel::AttentionGradQ { .. } => "attention_grad_q",
+            Kernel::Quantize { .. } => "quantize",
+            Kernel::Dequantize { .. } => "dequantize",
+            Kernel::Uniform { .. } => "uniform",
+            Kernel::Normal { .. } => "normal",
+            Kernel::AdamW { .. } => "adamw",
+            Kernel::SquaredNorm { .. } => "squared_norm",
+        }
+    }
+}
+
+impl Unary {
+    /// True where the derivative is computed from the output y rather than the input x.
+    pub const fn grad_reads_output(self) -> bool {
+        matches!(self, Unary::Exp | Unary::Sqrt | Unary::Rsqrt | Unary::Reciprocal | Unary::Tanh | Unary::Sigmoid)
+    }
+    /// True where the derivative is a constant: nothing is saved.
+    pub const fn is_affine(self) -> bool {
+        matches!(self, Unary::Neg | Unary::Scale(_) | Unary::Shift(_))
+    }
+}

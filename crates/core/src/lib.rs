@@ -1,0 +1,21 @@
+//! The core of retape: tensors, the `Backend` trait, the tape with its marks, backward, and the ledger.
+//!
+//! It knows no policy preset, no layer and no concrete backend but meta.
+
+mod device;
+mod dtype;
+mod error;
+pub mod kernel;
+pub mod layout;
+mod meta;
+mod meter;
+pub mod rng;
+mod tensor;
+
+pub use device::{Backend, Buffer, Device, Storage};
+pub use dtype::{DType, Element};
+pub use error::{Error, Result};
+pub use kernel::Kernel;
+pub use meta::meta;
+pub use meter::{Kind, MemoryMeter};
+pub use tensor::Tensor;

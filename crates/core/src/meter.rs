@@ -1,0 +1,186 @@
+//! Exact accounting of tensor memory, in requested bytes.
+
+use crate::{Error, Result};
+use std::sync::Mutex;
+
+/// What a piece of memory is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+#[repr(u8)]
+pub enum Kind {
+    /// Model parameters.
+    Parameter,
+    /// Gradients of leaves.
+    Gradient,
+    /// Optimizer state.
+    Optimizer,
+    /// Inputs of a step: tokens, targets, constants.
+    Input,
+    /// Values of forward and gradients of backward that are in use right now.
+    Activation,
+    /// Values stored in full for backward.
+    Saved,
+    /// Values stored quantized for backward.
+    Quantized,
+    /// Values replayed or dequantized during backward.
+    Recomputed,
+    /// Workspace that an op declares.
+    Workspace,
+}
+
+impl Kind {
+    /// Every kind, in the order of their declaration.
+    pub const ALL: [Kind; 9] = [
+        Kind::Parameter,
+        Kind::Gradient,
+        Kind::Optimizer,
+        Kind::Input,
+        Kind::Activation,
+        Kind::Saved,
+        Kind::Quantized,
+        Kind::Recomputed,
+        Kind::Workspace,
+    ];
+
+    /// True for what a step needs beyond parameters, their gradients and optimizer state.
+    pub const fn is_step(self) -> bool {
+        !matches!(self, Kind::Parameter | Kind::Gradient | Kind::Optimizer)
+    }
+
+    pub(crate) fn from_index(index: u8) -> Kind {
+        Kind::ALL[index as usize]
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Gauge {
+    live: u64,
+    peak: u64,
+}
+
+impl Gauge {
+    fn add(&mut self, bytes: u64) {
+        self.live += bytes;
+        self.peak = self.peak.max(self.live);
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    kinds: [Gauge; Kind::ALL.len()],
+    total: Gauge,
+    step: Gauge,
+    limit: Option<u64>,
+    fingerprint: u64,
+}
+
+/// Counts the tensor bytes of one device: live and peak, by [`Kind`] and together, with an optional hard limit.
+///
+/// *Step bytes* are those of all kinds but parameters, their gradients and optimizer state: what a training step
+/// adds. A byte budget bounds their peak; the hard limit bounds everything.
+#[derive(Debug, Default)]
+pub struct MemoryMeter {
+    state: Mutex<State>,
+}
+
+impl MemoryMeter {
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        // The counters are plain numbers, consistent at every instruction; a poisoned lock is still usable.
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(crate) fn charge(&self, bytes: u64, kind: Kind) -> Result<()> {
+        let mut s = self.state();
+        if let Some(limit) = s.limit
+            && s.total.live + bytes > limit
+        {
+            return Err(Error::OutOfMemory { requested: bytes, in_use: s.total.live, limit });
+        }
+        s.kinds[kind as usize].add(bytes);
+        s.total.add(bytes);
+        if kind.is_step() {
+            s.step.add(bytes);
+        }
+        s.note(bytes);
+        Ok(())
+    }
+
+    pub(crate) fn release(&self, bytes: u64, kind: Kind) {
+        let mut s = self.state();
+        s.kinds[kind as usize].live -= bytes;
+        s.total.live -= bytes;
+        if kind.is_step() {
+            s.step.live -= bytes;
+        }
+        s.note(!bytes);
+    }
+
+    pub(crate) fn reclassify(&self, bytes: u64, from: Kind, to: Kind) {
+        let mut s = self.state();
+        s.kinds[from as usize].live -= bytes;
+        s.kinds[to as usize].add(bytes);
+        match (from.is_step(), to.is_step()) {
+            (true, false) => s.step.live -= bytes,
+            (false, true) => s.step.add(bytes),
+            _ => {}
+        }
+    }
+
+    /// Bytes live now, of all kinds.
+    pub fn live(&self) -> u64 {
+        self.state().total.live
+    }
+
+    /// Bytes live now of one kind.
+    pub fn live_of(&self, kind: Kind) -> u64 {
+        self.state().kinds[kind as usize].live
+    }
+
+    /// Step bytes live now.
+    pub fn step_live(&self) -> u64 {
+        self.state().step.live
+    }
+
+    /// Highest live bytes of all kinds together since the last [`reset_peak`](Self::reset_peak).
+    pub fn peak(&self) -> u64 {
+        self.state().total.peak
+    }
+
+    /// Highest live bytes of one kind since the last reset.
+    pub fn peak_of(&self, kind: Kind) -> u64 {
+        self.state().kinds[kind as usize].peak
+    }
+
+    /// Highest step bytes since the last reset: what a byte budget bounds.
+    pub fn step_peak(&self) -> u64 {
+        self.state().step.peak
+    }
+
+    /// Starts a new measurement: every peak becomes what is live now, the fingerprint starts anew.
+    pub fn reset_peak(&self) {
+        let mut s = self.state();
+        for gauge in &mut s.kinds {
+            gauge.peak = gauge.live;
+        }
+        s.total.peak = s.total.live;
+        s.step.peak = s.step.live;
+        s.fingerprint = 0;
+    }
+
+    /// Sets or lifts the hard limit over all live bytes.
+    pub fn set_limit(&self, limit: Option<u64>) {
+        self.state().limit = limit;
+    }
+
+    /// An order-sensitive hash of every allocation and release since the last reset. Two runs with equal
+    /// fingerprints took and gave back the same bytes in the same order: stronger than equal peaks.
+    pub fn fingerprint(&self) -> u64 {
+        self.state().fingerprint
+    }
+}
+
+impl State {
+    fn note(&mut self, event: u64) {
+        self.fingerprint = (self.fingerprint ^ event).wrapping_mul(0x0100_0000_01b3).rotate_left(7);
+    }
+}

@@ -1,0 +1,205 @@
+//! Tensors: shared storage and a view on it. Immutable to their users.
+
+use crate::device::{Device, Storage};
+use crate::kernel::Kernel;
+use crate::layout::{Layout, Shape, element_count};
+use crate::{DType, Element, Error, Kind, Result};
+use std::fmt;
+use std::sync::Arc;
+
+/// An n-dimensional array on a device. Cloning and every view share the storage; nothing a user can call changes
+/// a tensor's numbers.
+#[derive(Clone)]
+pub struct Tensor {
+    storage: Arc<Storage>,
+    layout: Layout,
+    dtype: DType,
+}
+
+impl Tensor {
+    /// A contiguous tensor whose contents are undefined until a kernel fills it.
+    pub fn uninit(device: &Device, shape: &[usize], dtype: DType, kind: Kind) -> Result<Tensor> {
+        let bytes = element_count(shape)?
+            .checked_mul(dtype.size())
+            .ok_or_else(|| Error::tensor("shape", format!("{dtype}{shape:?} has more bytes than 64 bits can count")))?;
+        let storage = Arc::new(device.allocate(bytes, kind)?);
+        Ok(Tensor { storage, layout: Layout::contiguous(shape), dtype })
+    }
+
+    /// A tensor from host values in row-major order, counted as [`Kind::Input`]. On the meta device the values are dropped.
+    pub fn from_slice<T: Element>(device: &Device, shape: &[usize], values: &[T]) -> Result<Tensor> {
+        if element_count(shape)? != values.len() {
+            return Err(Error::tensor(
+                "from_slice",
+                format!("{} values given for shape {shape:?}, which needs {}", values.len(), element_count(shape)?),
+            ));
+        }
+        Tensor::from_bytes(device, shape, T::DTYPE, &T::to_bytes(values))
+    }
+
+    /// A tensor from the bytes of its elements in row-major order and the machine's byte order.
+    pub fn from_bytes(device: &Device, shape: &[usize], dtype: DType, bytes: &[u8]) -> Result<Tensor> {
+        let tensor = Tensor::uninit(device, shape, dtype, Kind::Input)?;
+        if tensor.storage.bytes() != bytes.len() {
+            return Err(Error::tensor(
+                "from_bytes",
+                format!("{} bytes given, {dtype}{shape:?} needs {}", bytes.len(), tensor.storage.bytes()),
+            ));
+        }
+        device.backend().upload(tensor.storage.buffer(), 0, bytes)?;
+        Ok(tensor)
+    }
+
+    /// A tensor filled with one value.
+    pub fn full(device: &Device, shape: &[usize], dtype: DType, value: f64) -> Result<Tensor> {
+        let tensor = Tensor::uninit(device, shape, dtype, Kind::Input)?;
+        device.backend().run(&Kernel::Fill { value, out: &tensor })?;
+        Ok(tensor)
+    }
+
+    /// The elements in row-major order, copied to the host. Views are read through their strides.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        if T::DTYPE != self.dtype {
+            return Err(Error::WrongDType { actual: self.dtype, asked: T::DTYPE });
+        }
+        Ok(T::from_bytes(&self.to_bytes()?))
+    }
+
+    /// The bytes of the elements in row-major order.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        if !self.device().computes() {
+            return Err(Error::NoNumbers { what: "reading a tensor" });
+        }
+        let source = self.contiguous(Kind::Workspace)?;
+        let mut bytes = vec![0u8; source.len() * self.dtype.size()];
+        let offset = source.layout.offset * self.dtype.size();
+        self.device().backend().download(source.storage.buffer(), offset, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The elements as `f64`, whatever the dtype.
+    pub fn to_f64_vec(&self) -> Result<Vec<f64>> {
+        match self.dtype {
+            DType::F64 => self.to_vec::<f64>(),
+            _ => self.cast(DType::F64, Kind::Workspace)?.to_vec::<f64>(),
+        }
+    }
+
+    /// The one element of a tensor of one element, as `f64`.
+    pub fn item(&self) -> Result<f64> {
+        if self.len() != 1 {
+            return Err(Error::tensor(
+                "item",
+                format!("needs a tensor of one element, this one is {}{:?}", self.dtype, self.shape()),
+            ));
+        }
+        Ok(self.to_f64_vec()?[0])
+    }
+
+    /// The sizes of the dimensions.
+    pub fn shape(&self) -> &[usize] {
+        &self.layout.shape
+    }
+    /// Shape, strides and offset.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+    /// Number of dimensions.
+    pub fn rank(&self) -> usize {
+        self.layout.rank()
+    }
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.layout.len()
+    }
+    /// True where a dimension has size 0.
+    pub fn is_empty(&self) -> bool {
+        self.layout.is_empty()
+    }
+    /// The elements' type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+    /// The device.
+    pub fn device(&self) -> &Device {
+        self.storage.device()
+    }
+    /// The storage that it views.
+    pub fn storage(&self) -> &Storage {
+        &self.storage
+    }
+    /// Requested bytes of the storage that it views (a view of a part counts the whole).
+    pub fn storage_bytes(&self) -> usize {
+        self.storage.bytes()
+    }
+    /// True where both view the same storage.
+    pub fn shares_storage(&self, other: &Tensor) -> bool {
+        Arc::ptr_eq(&self.storage, &other.storage)
+    }
+    /// True where the elements lie in row-major order without gaps.
+    pub fn is_contiguous(&self) -> bool {
+        self.layout.is_contiguous()
+    }
+    /// True where nobody else holds the storage and this tensor covers all of it in order: it may be overwritten.
+    pub fn is_sole_owner(&self) -> bool {
+        Arc::strong_count(&self.storage) == 1
+            && self.is_contiguous()
+            && self.len() * self.dtype.size() == self.storage.bytes()
+    }
+
+    pub(crate) fn with_layout(&self, layout: Layout) -> Tensor {
+        Tensor { storage: self.storage.clone(), layout, dtype: self.dtype }
+    }
+
+    /// A view with another shape, or `None` where the strides force a copy.
+    pub fn view_as(&self, shape: &[usize]) -> Result<Option<Tensor>> {
+        Ok(self.layout.reshape(shape)?.map(|l| self.with_layout(l)))
+    }
+    /// A view with the dimensions in another order.
+    pub fn permute(&self, order: &[usize]) -> Result<Tensor> {
+        Ok(self.with_layout(self.layout.permute(order)?))
+    }
+    /// A view with two dimensions exchanged.
+    pub fn transpose(&self, a: usize, b: usize) -> Result<Tensor> {
+        let mut order: Shape = (0..self.rank()).collect();
+        if a >= order.len() || b >= order.len() {
+            return Err(Error::tensor("transpose", format!("dimensions {a} and {b} of {:?}", self.shape())));
+        }
+        order.swap(a, b);
+        self.permute(&order)
+    }
+    /// A view broadcast to `shape`.
+    pub fn expand(&self, shape: &[usize]) -> Result<Tensor> {
+        Ok(self.with_layout(self.layout.expand(shape)?))
+    }
+    /// A view of a part of one dimension.
+    pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Tensor> {
+        Ok(self.with_layout(self.layout.narrow(dim, start, len)?))
+    }
+
+    /// This tensor if contiguous, else a contiguous copy.
+    pub fn contiguous(&self, kind: Kind) -> Result<Tensor> {
+        if self.is_contiguous() { Ok(self.clone()) } else { self.copy(kind) }
+    }
+    /// A contiguous copy in storage of its own.
+    pub fn copy(&self, kind: Kind) -> Result<Tensor> {
+        self.cast(self.dtype, kind)
+    }
+    /// A contiguous copy with another dtype. Floats round to nearest even, to integers towards zero; to bool: not 0.
+    pub fn cast(&self, dtype: DType, kind: Kind) -> Result<Tensor> {
+        let out = Tensor::uninit(self.device(), self.shape(), dtype, kind)?;
+        self.device().backend().run(&Kernel::Copy { x: self, out: &out })?;
+        Ok(out)
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor({}{:?} on {}", self.dtype, self.shape(), self.device().name())?;
+        if let Ok(values) = self.to_f64_vec() {
+            let shown: Vec<String> = values.iter().take(8).map(|v| format!("{v}")).collect();
+            write!(f, ": {}{}", shown.join(", "), if values.len() > 8 { ", ..." } else { "" })?;
+        }
+        write!(f, ")")
+    }
+}
