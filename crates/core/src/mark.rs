@@ -1,0 +1,127 @@
+//! Marks: what the tape does with a value that backward will read; and the policy that decides marks for a whole model.
+
+use crate::DType;
+use crate::ledger::{Ledger, Lint};
+use std::fmt;
+
+/// What becomes of a value when its last handle goes and backward still needs it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+#[non_exhaustive]
+pub enum Mark {
+    /// Store it in full.
+    Keep,
+    /// Drop it, and replay its op when backward asks for it.
+    Recompute,
+    /// Store it as int8 with a scale per group.
+    Int8(Int8Spec),
+}
+
+impl Mark {
+    /// The name used in ledgers, rules and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Mark::Keep => "keep",
+            Mark::Recompute => "recompute",
+            Mark::Int8(_) => "int8",
+        }
+    }
+}
+
+impl fmt::Display for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// How a value is stored as int8: symmetric, one f32 scale (absmax / 127) per `group` consecutive elements of the last
+/// dimension. Bytes: one per element and four per group (1.0625 per element at 64).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+pub struct Int8Spec {
+    /// Elements per scale, at least 1.
+    pub group: usize,
+    /// How a quotient becomes an integer.
+    pub rounding: Rounding,
+}
+
+impl Default for Int8Spec {
+    fn default() -> Self {
+        Int8Spec { group: 64, rounding: Rounding::Nearest }
+    }
+}
+
+/// Rounding of quantized values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+#[non_exhaustive]
+pub enum Rounding {
+    /// To the nearest integer, ties to even.
+    Nearest,
+}
+
+/// What a policy is told of a value. It is never asked for views, leaves, integers and per-row statistics.
+#[derive(Debug, Clone, Copy)]
+pub struct Site<'a> {
+    /// Scopes and op, `blocks.3.attn.softmax`; a value that outlives its scope bears the scope's path.
+    pub path: &'a str,
+    /// The op's name, `softmax`.
+    pub op: &'static str,
+    /// Which output of the op.
+    pub output: usize,
+    /// The value's shape.
+    pub shape: &'a [usize],
+    /// The value's dtype.
+    pub dtype: DType,
+    /// The value's bytes in full precision.
+    pub bytes: u64,
+    /// FLOPs of computing it once from its op's inputs.
+    pub flops: u64,
+    /// Bytes that computing it once reads and writes.
+    pub traffic: u64,
+}
+
+/// A policy's answer: the mark, and which of its [`rules`](Policy::rules) gave it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Decision {
+    /// The mark.
+    pub mark: Mark,
+    /// Index into the policy's rules.
+    pub rule: usize,
+}
+
+/// Who wrote a rule: a user's rule that matches nothing is an error, a preset's is lint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    /// A user, on the command line, in a file, in code.
+    User,
+    /// A preset of retape.
+    Preset,
+}
+
+/// A rule's name and origin, for ledgers and messages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuleInfo {
+    /// The rule as its author would recognise it.
+    pub name: String,
+    /// Who wrote it.
+    pub origin: Origin,
+}
+
+/// Decides marks as values are recorded. Must be a pure function of the site: a value is asked for again under another
+/// path when it leaves a scope.
+pub trait Policy: fmt::Debug {
+    /// The mark for a value, or none: then the value is kept if backward reads it and replayed through otherwise.
+    fn mark(&self, site: &Site<'_>) -> Option<Decision>;
+
+    /// The rules that [`Decision::rule`] points into.
+    fn rules(&self) -> &[RuleInfo];
+
+    /// Whether a scope is a *segment*: while backward visits another scope, only this one's boundaries are held.
+    fn is_segment(&self, _scope: &str) -> bool {
+        false
+    }
+
+    /// What this policy would like its user to know of the values it met.
+    fn lint(&self, _ledger: &Ledger) -> Vec<Lint> {
+        Vec::new()
+    }
+}

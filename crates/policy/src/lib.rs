@@ -1,0 +1,1 @@
+//! Rules, presets and (later) the planner.
