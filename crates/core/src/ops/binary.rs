@@ -1,0 +1,184 @@
+//! Elementwise ops of two inputs with broadcasting (aligned at the last dimension, a size of 1 repeats).
+//!
+//! With upstream gradient g, before summing over broadcast dimensions:
+//! add: da = g, db = g; sub: db = -g; mul: da = g b, db = g a; div (y = a/b): da = g/b, db = -g a / b^2;
+//! maximum, minimum: g goes to the winner, half to each on a tie.
+
+use super::*;
+use crate::kernel::Unary;
+use crate::layout::broadcast_shapes;
+use crate::tape::Var;
+
+/// y = f(a, b), elementwise with broadcasting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BinaryOp(pub Binary);
+
+impl Rule for BinaryOp {
+    fn name(&self) -> &'static str {
+        match self.0 {
+            Binary::Add => "add",
+            Binary::Sub => "sub",
+            Binary::Mul => "mul",
+            Binary::Div => "div",
+            Binary::Maximum => "maximum",
+            Binary::Minimum => "minimum",
+        }
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        let dtype = one_float_dtype(inputs)?;
+        match broadcast_shapes(&inputs[0].shape, &inputs[1].shape) {
+            Some(shape) => Ok(one(Spec::new(shape, dtype))),
+            None => Err("the shapes don't broadcast; aligned at the last dimension, sizes must agree or be 1".into()),
+        }
+    }
+
+    fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
+        let shape = outputs[0].shape();
+        let (a, b) = (inputs[0].expand(shape)?, inputs[1].expand(shape)?);
+        exec.run(Kernel::Binary { f: self.0, a: &a, b: &b, out: &outputs[0] })
+    }
+
+    fn saves(&self, needs: &[bool]) -> Saves {
+        match self.0 {
+            Binary::Add | Binary::Sub => saves([]),
+            Binary::Mul => saves([(needs[1], Slot::In(0)), (needs[0], Slot::In(1))].into_iter().filter(|s| s.0).map(|s| s.1)),
+            Binary::Div if !needs[1] => saves([Slot::In(1)]),
+            Binary::Div | Binary::Maximum | Binary::Minimum => saves([Slot::In(0), Slot::In(1)]),
+        }
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
+        let g = cx.grad0();
+        match self.0 {
+            Binary::Add | Binary::Sub => {
+                if cx.needs(0) {
+                    let da = cx.exec(0).sum_to(g.clone(), &cx.input(0).shape)?;
+                    cx.set(0, da);
+                }
+                if cx.needs(1) {
+                    let exec = cx.exec(1);
+                    let mut db = exec.sum_to(g, &cx.input(1).shape)?;
+                    if self.0 == Binary::Sub {
+                        db = negate(&exec, db)?;
+                    }
+                    cx.set(1, db);
+                }
+            }
+            Binary::Mul => {
+                // The factor that is read for one gradient goes before the other is computed.
+                for (input, other) in [(1, 0), (0, 1)] {
+                    if cx.needs(input) {
+                        let exec = cx.exec(input);
+                        let factor = cx.saved(Slot::In(other))?.expand(g.shape())?;
+                        let product = exec.empty(g.shape(), g.dtype())?;
+                        exec.run(Kernel::Binary { f: Binary::Mul, a: &g, b: &factor, out: &product })?;
+                        drop(factor);
+                        let grad = exec.sum_to(product, &cx.input(input).shape)?;
+                        cx.set(input, grad);
+                    }
+                }
+            }
+            Binary::Div => {
+                let b = cx.saved(Slot::In(1))?.expand(g.shape())?;
+                let quotient = cx.exec(0).empty(g.shape(), g.dtype())?;
+                cx.exec(0).run(Kernel::Binary { f: Binary::Div, a: &g, b: &b, out: &quotient })?;
+                if cx.needs(1) {
+                    let exec = cx.exec(1);
+                    let a = cx.saved(Slot::In(0))?.expand(g.shape())?;
+                    let product = exec.empty(g.shape(), g.dtype())?;
+                    exec.run(Kernel::Binary { f: Binary::Mul, a: &quotient, b: &a, out: &product })?;
+                    drop(a);
+                    exec.run(Kernel::Binary { f: Binary::Div, a: &product, b: &b, out: &product })?;
+                    let db = exec.sum_to(product, &cx.input(1).shape)?;
+                    let db = negate(&exec, db)?;
+                    cx.set(1, db);
+                }
+                if cx.needs(0) {
+                    let da = cx.exec(0).sum_to(quotient, &cx.input(0).shape)?;
+                    cx.set(0, da);
+                }
+            }
+            Binary::Maximum | Binary::Minimum => {
+                let a = cx.saved(Slot::In(0))?.expand(g.shape())?;
+                let b = cx.saved(Slot::In(1))?.expand(g.shape())?;
+                for (input, own, other) in [(0, &a, &b), (1, &b, &a)] {
+                    if cx.needs(input) {
+                        let exec = cx.exec(input);
+                        let out = exec.empty(g.shape(), g.dtype())?;
+                        exec.run(Kernel::ExtremumGrad { f: self.0, a: own, b: other, g: &g, out: &out })?;
+                        let grad = exec.sum_to(out, &cx.input(input).shape)?;
+                        cx.set(input, grad);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {
+        Cost::elementwise(1, inputs, outputs)
+    }
+
+    fn samples() -> Vec<Sample> {
+        use SampleMemory::*;
+        let mut samples = Vec::new();
+        for f in [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Maximum, Binary::Minimum] {
+            let a = |shape: &[usize]| SampleInput::random(11, shape);
+            // Away from 0, so that quotients stay tame; never equal to a value of `a`.
+            let b = |shape: &[usize]| SampleInput::new(shape, SampleValues::Between { seed: 12, low: 0.4, high: 2.0 });
+            let s = |name, x, y| Sample::smooth(name, BinaryOp(f), [x, y]);
+            samples.extend([
+                s("ordinary", a(&[3, 5]), b(&[3, 5])),
+                s("rank 0", a(&[]), b(&[])),
+                s("rank 0 with rank 2", a(&[2, 3]), b(&[])),
+                s("row", a(&[4, 3]), b(&[3])),
+                s("outer", a(&[3, 1]), b(&[1, 4])),
+                s("rank 1 with rank 3", a(&[5]), b(&[2, 3, 5])),
+                s("rank 5", a(&[2, 1, 3, 1, 2]), b(&[1, 2, 1, 2, 1])),
+                s("strided", a(&[4, 6]).lying(Transposed), b(&[4, 6]).lying(Narrowed)),
+                s("expanded", a(&[4, 6]).lying(Expanded), b(&[4, 6])),
+                s("zero-sized", a(&[2, 0, 3]), b(&[3])),
+                s("broadcast to nothing", a(&[0, 3]), b(&[1, 3])),
+            ]);
+        }
+        for f in [Binary::Maximum, Binary::Minimum] {
+            let (x, y) = ([1.0, 2.0, 2.0, -1.0], [1.0, 2.0, 3.0, -2.0]);
+            let inputs = [SampleInput::floats(&[4], &x), SampleInput::floats(&[4], &y)];
+            samples.push(Sample::kink("ties", BinaryOp(f), inputs));
+        }
+        samples
+    }
+}
+
+fn negate(exec: &Exec<'_>, x: Tensor) -> Result<Tensor> {
+    let out = exec.replace(&x)?;
+    exec.run(Kernel::Unary { f: Unary::Neg, x: &x, out: &out })?;
+    Ok(out)
+}
+
+macro_rules! methods {
+    ($($(#[$doc:meta])* $name:ident => $f:ident),* $(,)?) => {
+        impl Var {
+            $($(#[$doc])*
+            pub fn $name(&self, other: &Var) -> Result<Var> {
+                self.apply(BinaryOp(Binary::$f), &[other])
+            })*
+        }
+    };
+}
+
+methods! {
+    /// a + b with broadcasting, like all in this list. Backward reads nothing.
+    add => Add,
+    /// a - b. Backward reads nothing.
+    sub => Sub,
+    /// a b. Backward reads each factor whose partner needs a gradient.
+    mul => Mul,
+    /// a / b. Backward reads b, and a if b needs a gradient.
+    div => Div,
+    /// The larger of a and b; on a tie each gets half the gradient. Backward reads both.
+    maximum => Maximum,
+    /// The smaller of a and b; on a tie each gets half the gradient. Backward reads both.
+    minimum => Minimum,
+}

@@ -1,0 +1,67 @@
+//! Embedding: y[.., :] = table[ids[..], :]. The gradient of the table is the sum of g's rows by id, added in the order of
+//! the ids, so it is the same on every run.
+
+use super::*;
+use crate::tape::Var;
+
+/// Rows of a table `[vocabulary, size]` by integer ids. Inputs: table, ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Embedding;
+
+impl Rule for Embedding {
+    fn name(&self) -> &'static str {
+        "embedding"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        let dtype = one_float_dtype(&inputs[..1])?;
+        if inputs[0].shape.len() != 2 || !matches!(inputs[1].dtype, DType::I64 | DType::I32) {
+            return Err("needs a table [vocabulary, size] and ids of dtype i64 or i32".into());
+        }
+        let mut shape = inputs[1].shape.clone();
+        shape.push(inputs[0].shape[1]);
+        Ok(one(Spec::new(shape, dtype)))
+    }
+
+    fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
+        exec.run(Kernel::Embedding { table: &inputs[0], ids: &inputs[1], out: &outputs[0] })
+    }
+
+    fn saves(&self, _needs: &[bool]) -> Saves {
+        saves([Slot::In(1)])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
+        let (exec, g) = (cx.exec(0), cx.grad0());
+        let ids = cx.saved(Slot::In(1))?;
+        let out = exec.empty_like(cx.input(0))?;
+        exec.run(Kernel::EmbeddingGrad { ids: &ids, g: &g, out: &out })?;
+        cx.set(0, out);
+        Ok(())
+    }
+
+    fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {
+        Cost { flops: 0, traffic: inputs[1].bytes() + 2 * outputs[0].spec.bytes() }
+    }
+
+    fn samples() -> Vec<Sample> {
+        let x = SampleInput::random;
+        let ids = SampleInput::integers;
+        let s = |name, table, ids| Sample::smooth(name, Embedding, [table, ids]);
+        vec![
+            s("ordinary", x(1, &[5, 3]), ids(&[4], &[1, 0, 4, 2])),
+            s("repeated ids", x(2, &[5, 3]), ids(&[2, 3], &[1, 1, 4, 1, 0, 4])),
+            s("rank 0", x(3, &[5, 3]), ids(&[], &[2])),
+            s("transposed table", x(4, &[4, 6]).lying(SampleMemory::Transposed), ids(&[2], &[3, 0])),
+            s("no ids", x(5, &[5, 3]), ids(&[0], &[])),
+        ]
+    }
+}
+
+impl Var {
+    /// Rows of this table `[vocabulary, size]` by `ids` (i64 or i32) -> `[ids.., size]`. An id outside the table is an
+    /// error. Backward reads the ids.
+    pub fn embedding(&self, ids: &Var) -> Result<Var> {
+        self.apply(Embedding, &[ids])
+    }
+}
