@@ -1,0 +1,125 @@
+//! Rules in TOML.
+
+use crate::presets::{self, Context};
+use crate::{Error, Result, Rule, RuleSet, parse_bytes, parse_mark};
+use retape_core::{Int8Spec, Mark, Origin};
+use serde::Deserialize;
+
+/// A file. Its rules stay tables at first, so that an error in one can say which it is.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    preset: Option<String>,
+    #[serde(default)]
+    rule: Vec<toml::Table>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    path: String,
+    mark: String,
+    group: Option<usize>,
+    op: Option<String>,
+    min_bytes: Option<NumberOrText>,
+    max_bytes: Option<NumberOrText>,
+    rank: Option<usize>,
+    shape: Option<Vec<NumberOrText>>,
+    max_intensity: Option<f64>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a number that is not negative, or text")]
+enum NumberOrText {
+    Number(u64),
+    Text(String),
+}
+
+impl NumberOrText {
+    fn text(self) -> String {
+        match self {
+            NumberOrText::Number(number) => number.to_string(),
+            NumberOrText::Text(text) => text,
+        }
+    }
+}
+
+impl RuleSet {
+    /// Reads a file of rules, the first match deciding; a preset may stand above them and has the last word:
+    ///
+    /// ```
+    /// # use retape_policy::{Context, RuleSet};
+    /// let rules = r#"
+    ///     preset = "selective"
+    ///
+    ///     [[rule]]
+    ///     path = "blocks.*.mlp.*"      # see `Rule` for the patterns
+    ///     mark = "int8"                # or "keep", "recompute"
+    ///     group = 32                   # of int8: elements per scale, 64 if left out
+    ///     op = "gelu*"                 # this and all below may be left out
+    ///     min_bytes = "1MiB"           # or a plain number
+    ///     max_bytes = "1.5GB"
+    ///     rank = 3
+    ///     shape = ["*", ">=1024", 512] # see `Rule::shape`
+    ///     max_intensity = 8            # FLOPs per byte of traffic
+    /// "#;
+    /// RuleSet::from_toml(rules, &Context { blocks: 12 })?;
+    /// # Ok::<(), retape_policy::Error>(())
+    /// ```
+    pub fn from_toml(text: &str, context: &Context) -> Result<RuleSet> {
+        let file: File = toml::from_str(text).map_err(|e| {
+            let start = e.span().map_or(0, |span| span.start);
+            Error::InvalidToml { line: text[..start].matches('\n').count() + 1, reason: one_line(&e) }
+        })?;
+        let rules = file.rule.into_iter().zip(1..).map(|(table, number)| {
+            let wrong = |reason| Error::InvalidTomlRule { number, reason };
+            let entry: Entry = table.try_into().map_err(|e| wrong(one_line(&e)))?;
+            rule(entry).map_err(wrong)
+        });
+        let rules = rules.collect::<Result<Vec<_>>>()?;
+        let user = RuleSet::named(Origin::User, rules, |i, rule| format!("[[rule]] number {}: {rule}", i + 1));
+        Ok(match file.preset {
+            Some(spec) => user.then(presets::preset(&spec, context)?),
+            None => user,
+        })
+    }
+}
+
+/// The rule that an entry describes, or what is wrong with it.
+fn rule(entry: Entry) -> Result<Rule, String> {
+    let mark = match (parse_mark(&entry.mark).map_err(|e| e.to_string())?, entry.group) {
+        (_, Some(0)) => return Err("`group` is 0; an int8 group has at least 1 element".to_owned()),
+        (Mark::Int8(spec), Some(group)) => Mark::Int8(Int8Spec { group, ..spec }),
+        (mark, None) => mark,
+        (mark, Some(_)) => return Err(format!("`group` belongs to mark = \"int8\", and the mark is \"{mark}\"")),
+    };
+    let bytes = |size: NumberOrText| parse_bytes(&size.text());
+    let build = || {
+        let mut rule = Rule::new(&entry.path, mark)?;
+        if let Some(op) = &entry.op {
+            rule = rule.op(op)?;
+        }
+        if let Some(min) = entry.min_bytes {
+            rule = rule.min_bytes(bytes(min)?);
+        }
+        if let Some(max) = entry.max_bytes {
+            rule = rule.max_bytes(bytes(max)?);
+        }
+        if let Some(rank) = entry.rank {
+            rule = rule.rank(rank);
+        }
+        if let Some(shape) = entry.shape {
+            let dims: Vec<_> = shape.into_iter().map(NumberOrText::text).collect();
+            rule = rule.shape(dims.iter().map(String::as_str))?;
+        }
+        if let Some(max) = entry.max_intensity {
+            rule = rule.max_intensity(max);
+        }
+        Ok(rule)
+    };
+    build().map_err(|e: Error| e.to_string())
+}
+
+fn one_line(error: &toml::de::Error) -> String {
+    error.message().trim_end().replace('\n', "; ")
+}

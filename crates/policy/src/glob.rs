@@ -1,0 +1,103 @@
+//! Globs over paths whose segments are separated by `.`; they are globset's, with `.` in the place of `/`.
+
+use globset::{GlobBuilder, GlobMatcher};
+
+/// A compiled pattern.
+#[derive(Debug, Clone)]
+pub(crate) struct Glob {
+    pub text: String,
+    matcher: GlobMatcher,
+}
+
+/// A path in the form that globs are matched against, made once for all the rules of a set.
+pub(crate) struct Candidate(String);
+
+impl Candidate {
+    pub fn new(path: &str) -> Self {
+        Candidate(path.replace('.', "/"))
+    }
+}
+
+impl Glob {
+    /// The pattern, or what is wrong with it.
+    pub fn new(text: &str) -> Result<Self, String> {
+        let wrong = |reason: &str| format!("the pattern `{text}` {reason}");
+        if text.is_empty() {
+            return Err(wrong("is empty; `**` matches every path"));
+        }
+        if text.contains('/') {
+            return Err(wrong("contains `/`; segments are separated by `.`"));
+        }
+        if !stars_are_segments(text) {
+            return Err(wrong("has `**` inside a segment; write `*` there, or `**` as a segment of its own"));
+        }
+        let glob = GlobBuilder::new(&text.replace('.', "/"))
+            .literal_separator(true)
+            .backslash_escape(false)
+            .build()
+            .map_err(|e| wrong(&format!("can't be read: {}", e.kind())))?;
+        Ok(Glob { text: text.to_owned(), matcher: glob.compile_matcher() })
+    }
+
+    pub fn is_match(&self, path: &Candidate) -> bool {
+        self.matcher.is_match(&path.0)
+    }
+}
+
+/// Whether each `**` is a whole segment. Globset reads any other, also one that is a whole alternative, as `*`.
+fn stars_are_segments(text: &str) -> bool {
+    text == "**"
+        || text.match_indices("**").all(|(at, stars)| {
+            let (before, after) = (text[..at].chars().next_back(), text[at + stars.len()..].chars().next());
+            matches!(before, None | Some('.' | '{' | ','))
+                && matches!(after, None | Some('.' | '}' | ','))
+                && (before == Some('.') || after == Some('.'))
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Candidate, Glob};
+
+    #[test]
+    fn semantics() {
+        for (pattern, matches, others) in [
+            (
+                "blocks.*.mlp",
+                &["blocks.0.mlp", "blocks.10.mlp"][..],
+                &["blocks.mlp", "blocks.0.a.mlp", "blocks.0.mlp.gelu"][..],
+            ),
+            ("blocks.*.**", &["blocks.0.add", "blocks.0.attn.softmax"], &["blocks.0", "blocks", "xblocks.0.add"]),
+            ("**.softmax", &["softmax", "attn.softmax", "blocks.0.attn.softmax"], &["softmax.x", "log_softmax"]),
+            ("a.**.b", &["a.b", "a.x.b", "a.x.y.b"], &["a", "b", "a.bb"]),
+            ("**", &["a", "a.b.c"], &[]),
+            ("*", &["a"], &["a.b"]),
+            ("blocks.?.ln_{1,2}", &["blocks.3.ln_1", "blocks.3.ln_2"], &["blocks.3.ln_3", "blocks.12.ln_1"]),
+            ("{embed,blocks.**}", &["embed", "blocks.0", "blocks.0.add"], &["blocks", "ln_f"]),
+            ("blocks.[0-2].add", &["blocks.0.add", "blocks.2.add"], &["blocks.3.add"]),
+            ("a.b", &["a.b"], &["axb", "a/bc", "a.B"]),
+            ("mlp.gelu*", &["mlp.gelu", "mlp.gelu_tanh"], &["mlp.gelu.x"]),
+        ] {
+            let glob = Glob::new(pattern).expect(pattern);
+            let is_match = |path: &&str| glob.is_match(&Candidate::new(path));
+            assert!(matches.iter().all(is_match), "{pattern} must match {matches:?}");
+            assert!(!others.iter().any(is_match), "{pattern} must match none of {others:?}");
+        }
+    }
+
+    #[test]
+    fn bad_patterns() {
+        for (pattern, reason) in [
+            ("", "is empty"),
+            ("blocks/0", "segments are separated by `.`"),
+            ("blocks**", "inside a segment"),
+            ("blocks.***", "inside a segment"),
+            ("{a,**}", "inside a segment"),
+            ("blocks.[0", "unclosed character class"),
+            ("blocks.{0,1", "unclosed alternate group"),
+        ] {
+            let error = Glob::new(pattern).expect_err(pattern);
+            assert!(error.contains(reason) && error.contains(pattern), "{error}");
+        }
+    }
+}

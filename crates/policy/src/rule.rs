@@ -1,0 +1,183 @@
+use crate::glob::{Candidate, Glob};
+use crate::{Error, Result};
+use retape_core::{Int8Spec, Mark, Site};
+use std::fmt;
+use std::ops::{Bound, RangeBounds};
+use std::str::FromStr;
+
+/// A mark for the values whose path matches a pattern, and that meet every further predicate.
+///
+/// In a pattern `.` separates segments, `*` and `?` stay within a segment, `[0-3]` is one character of a class,
+/// `{a,b}` is either alternative, and `**` is any number of segments: none at the start and in the middle (`**.softmax`
+/// matches `softmax`), at least one at the end. So `blocks.*.**` matches what lies strictly inside a block, and not the
+/// block's output `blocks.0`.
+///
+/// ```
+/// # use retape_core::Mark;
+/// # use retape_policy::Rule;
+/// let rule = Rule::new("blocks.*.mlp.*", Mark::Recompute)?.op("gelu*")?.min_bytes(1 << 20);
+/// assert_eq!(rule.to_string(), "blocks.*.mlp.*=recompute where op=gelu*, bytes>=1048576");
+/// # Ok::<(), retape_policy::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Rule {
+    pattern: Glob,
+    op: Option<Glob>,
+    min_bytes: Option<u64>,
+    max_bytes: Option<u64>,
+    rank: Option<usize>,
+    shape: Vec<Dim>,
+    max_intensity: Option<f64>,
+    mark: Mark,
+}
+
+impl Rule {
+    /// A rule for all values whose path matches `pattern`.
+    pub fn new(pattern: &str, mark: Mark) -> Result<Self> {
+        let glob = Glob::new(pattern).map_err(|reason| Error::InvalidRule { rule: pattern.to_owned(), reason })?;
+        Ok(Rule {
+            pattern: glob,
+            op: None,
+            min_bytes: None,
+            max_bytes: None,
+            rank: None,
+            shape: Vec::new(),
+            max_intensity: None,
+            mark,
+        })
+    }
+
+    /// Only results of ops whose name matches this pattern, `gelu*` or `{add,mul}`.
+    pub fn op(mut self, pattern: &str) -> Result<Self> {
+        self.op = Some(Glob::new(pattern).map_err(|reason| self.invalid(reason))?);
+        Ok(self)
+    }
+
+    /// Only values of at least so many bytes.
+    pub fn min_bytes(mut self, bytes: u64) -> Self {
+        self.min_bytes = Some(bytes);
+        self
+    }
+
+    /// Only values of at most so many bytes.
+    pub fn max_bytes(mut self, bytes: u64) -> Self {
+        self.max_bytes = Some(bytes);
+        self
+    }
+
+    /// Only values with so many dimensions.
+    pub fn rank(mut self, rank: usize) -> Self {
+        self.rank = Some(rank);
+        self
+    }
+
+    /// Only values whose last dimensions are like these: `*` (any), `64`, `<64`, `<=64`, `>64`, `>=64`. The last
+    /// constraint is for the last dimension and so on backwards, and dimensions before the first one are free: with
+    /// `["*", ">=1024"]` a value has at least two, and at least 1024 elements along the last.
+    pub fn shape<'a>(mut self, dims: impl IntoIterator<Item = &'a str>) -> Result<Self> {
+        self.shape = dims
+            .into_iter()
+            .map(|text| {
+                Dim::parse(text).ok_or_else(|| {
+                    self.invalid(format!(
+                        "`{text}` does not constrain a dimension; write *, 64, <64, <=64, >64 or >=64"
+                    ))
+                })
+            })
+            .collect::<Result<_>>()?;
+        Ok(self)
+    }
+
+    /// Only values whose computation takes at most so many FLOPs per byte that it reads or writes.
+    pub fn max_intensity(mut self, flops_per_byte: f64) -> Self {
+        self.max_intensity = Some(flops_per_byte);
+        self
+    }
+
+    /// The mark it gives.
+    pub fn mark(&self) -> Mark {
+        self.mark
+    }
+
+    /// Whether it is for this value; `path` is the site's.
+    pub(crate) fn matches(&self, path: &Candidate, site: &Site<'_>) -> bool {
+        self.min_bytes.is_none_or(|min| site.bytes >= min)
+            && self.max_bytes.is_none_or(|max| site.bytes <= max)
+            && self.rank.is_none_or(|rank| site.shape.len() == rank)
+            && self.shape.len() <= site.shape.len()
+            && self.shape.iter().rev().zip(site.shape.iter().rev()).all(|(dim, size)| dim.sizes.contains(size))
+            && self.max_intensity.is_none_or(|max| site.flops as f64 <= max * site.traffic as f64)
+            && self.op.as_ref().is_none_or(|op| op.is_match(&Candidate::new(site.op)))
+            && self.pattern.is_match(path)
+    }
+
+    fn invalid(&self, reason: String) -> Error {
+        Error::InvalidRule { rule: self.pattern.text.clone(), reason }
+    }
+}
+
+/// Reads `GLOB=keep`, `GLOB=recompute` or `GLOB=int8`.
+impl FromStr for Rule {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (pattern, mark) = text.rsplit_once('=').ok_or_else(|| Error::InvalidRule {
+            rule: text.to_owned(),
+            reason: "has no mark; write GLOB=keep, GLOB=recompute or GLOB=int8".to_owned(),
+        })?;
+        Rule::new(pattern, parse_mark(mark)?)
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.pattern.text, self.mark)?;
+        let shape: Vec<_> = self.shape.iter().map(|dim| dim.text.as_str()).collect();
+        let predicates = [
+            self.op.as_ref().map(|op| format!("op={}", op.text)),
+            self.min_bytes.map(|bytes| format!("bytes>={bytes}")),
+            self.max_bytes.map(|bytes| format!("bytes<={bytes}")),
+            self.rank.map(|rank| format!("rank={rank}")),
+            (!shape.is_empty()).then(|| format!("shape=[{}]", shape.join(", "))),
+            self.max_intensity.map(|max| format!("intensity<={max}")),
+        ];
+        for (i, predicate) in predicates.into_iter().flatten().enumerate() {
+            write!(f, "{}{predicate}", if i == 0 { " where " } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+/// The mark of this name, int8 with its default groups.
+pub fn parse_mark(name: &str) -> Result<Mark> {
+    [Mark::Keep, Mark::Recompute, Mark::Int8(Int8Spec::default())]
+        .into_iter()
+        .find(|mark| mark.name() == name)
+        .ok_or_else(|| Error::UnknownMark(name.to_owned()))
+}
+
+/// A constraint on one dimension.
+#[derive(Debug, Clone)]
+struct Dim {
+    text: String,
+    sizes: (Bound<usize>, Bound<usize>),
+}
+
+impl Dim {
+    fn parse(text: &str) -> Option<Self> {
+        use Bound::{Excluded, Included, Unbounded};
+        let number_at = text.find(|c: char| c.is_ascii_digit()).unwrap_or(text.len());
+        let (relation, number) = text.split_at(number_at);
+        let number = || number.parse().ok();
+        let sizes = match relation.trim_end() {
+            "*" if number_at == text.len() => (Unbounded, Unbounded),
+            "" => (Included(number()?), Included(number()?)),
+            "<" => (Unbounded, Excluded(number()?)),
+            "<=" => (Unbounded, Included(number()?)),
+            ">" => (Excluded(number()?), Unbounded),
+            ">=" => (Included(number()?), Unbounded),
+            _ => return None,
+        };
+        Some(Dim { text: text.to_owned(), sizes })
+    }
+}

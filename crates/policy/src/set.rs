@@ -1,0 +1,77 @@
+use crate::Rule;
+use crate::glob::{Candidate, Glob};
+use retape_core::{Decision, Ledger, Lint, Origin, Policy, RuleInfo, Site};
+
+/// Rules in order, of which the first that matches a value decides its mark.
+#[derive(Debug, Clone, Default)]
+pub struct RuleSet {
+    rules: Vec<Rule>,
+    infos: Vec<RuleInfo>,
+    segments: Vec<Glob>,
+    lints: Vec<fn(&Ledger) -> Option<Lint>>,
+}
+
+impl RuleSet {
+    /// A user's rules: one that matches nothing is an error.
+    pub fn new(rules: impl IntoIterator<Item = Rule>) -> Self {
+        RuleSet::named(Origin::User, rules, |_, rule| rule.to_string())
+    }
+
+    /// The rules of a preset: one that matches nothing is lint.
+    pub(crate) fn preset(name: &str, rules: impl IntoIterator<Item = Rule>) -> Self {
+        RuleSet::named(Origin::Preset, rules, |_, rule| format!("{name}: {rule}"))
+    }
+
+    /// Rules that ledgers and messages call by what `name` makes of their index.
+    pub(crate) fn named(
+        origin: Origin,
+        rules: impl IntoIterator<Item = Rule>,
+        name: impl Fn(usize, &Rule) -> String,
+    ) -> Self {
+        let rules: Vec<_> = rules.into_iter().collect();
+        let infos = rules.iter().enumerate().map(|(i, rule)| RuleInfo { name: name(i, rule), origin }).collect();
+        RuleSet { rules, infos, ..RuleSet::default() }
+    }
+
+    /// Makes segments of the scopes that match.
+    pub(crate) fn with_segments(mut self, scopes: Glob) -> Self {
+        self.segments.push(scopes);
+        self
+    }
+
+    /// Adds what the set has to say of a ledger.
+    pub(crate) fn with_lint(mut self, lint: fn(&Ledger) -> Option<Lint>) -> Self {
+        self.lints.push(lint);
+        self
+    }
+
+    /// These rules, and where none of them matches the `other`'s. A scope is a segment if either says so.
+    pub fn then(mut self, other: RuleSet) -> Self {
+        self.rules.extend(other.rules);
+        self.infos.extend(other.infos);
+        self.segments.extend(other.segments);
+        self.lints.extend(other.lints);
+        self
+    }
+}
+
+impl Policy for RuleSet {
+    fn mark(&self, site: &Site<'_>) -> Option<Decision> {
+        let path = Candidate::new(site.path);
+        let rule = self.rules.iter().position(|rule| rule.matches(&path, site))?;
+        Some(Decision { mark: self.rules[rule].mark(), rule })
+    }
+
+    fn rules(&self) -> &[RuleInfo] {
+        &self.infos
+    }
+
+    fn is_segment(&self, scope: &str) -> bool {
+        let scope = Candidate::new(scope);
+        self.segments.iter().any(|glob| glob.is_match(&scope))
+    }
+
+    fn lint(&self, ledger: &Ledger) -> Vec<Lint> {
+        self.lints.iter().filter_map(|lint| lint(ledger)).collect()
+    }
+}

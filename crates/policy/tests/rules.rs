@@ -1,0 +1,188 @@
+//! Rules, sets of them, and files of them.
+
+mod common;
+
+use common::{mark_of, mark_of_path, site};
+use retape_core::{Int8Spec, Mark, Origin, Policy};
+use retape_policy::{Context, Rule, RuleSet, parse, presets};
+
+const CONTEXT: Context = Context { blocks: 4 };
+
+fn rule(pattern: &str) -> Rule {
+    Rule::new(pattern, Mark::Recompute).unwrap()
+}
+
+fn matches(rule: &Rule, op: &'static str, shape: &[usize]) -> bool {
+    mark_of(&RuleSet::new([rule.clone()]), &site("blocks.0.mlp.gelu", op, shape)).is_some()
+}
+
+#[test]
+fn predicates() {
+    let any = || rule("**");
+    let shape = |dims: &[&'static str]| any().shape(dims.iter().copied()).unwrap();
+    for (rule, inside, outside) in [
+        (any().min_bytes(64), &[&[16][..], &[17]][..], &[&[15][..], &[]][..]),
+        (any().max_bytes(64), &[&[16], &[0]], &[&[17]]),
+        (any().rank(2), &[&[1, 2]], &[&[1], &[1, 2, 3]]),
+        (any().rank(0), &[&[]], &[&[1]]),
+        (shape(&["*", ">=1024"]), &[&[1, 1024], &[7, 8, 2000]], &[&[1, 1023], &[1024], &[1024, 1]]),
+        (shape(&["<4", "8"]), &[&[3, 8], &[9, 0, 8]], &[&[4, 8], &[3, 9]]),
+        (shape(&["> 4"]), &[&[5]], &[&[4]]),
+        (shape(&["<=4"]), &[&[4]], &[&[5]]),
+        (shape(&["<0"]), &[], &[&[0]]),
+        (shape(&[">18446744073709551615"]), &[], &[&[3]]),
+        (shape(&[]).rank(1).min_bytes(8), &[&[2]], &[&[1], &[1, 2]]),
+    ] {
+        for shape in inside {
+            assert!(matches(&rule, "gelu", shape), "{rule} must match {shape:?}");
+        }
+        for shape in outside {
+            assert!(!matches(&rule, "gelu", shape), "{rule} must not match {shape:?}");
+        }
+    }
+    let by_op = any().op("{gelu*,relu}").unwrap();
+    assert!(matches(&by_op, "gelu_tanh", &[2]) && matches(&by_op, "relu", &[2]) && !matches(&by_op, "linear", &[2]));
+    // `site` has half a FLOP per byte of traffic.
+    assert!(matches(&any().max_intensity(0.5), "gelu", &[2]) && !matches(&any().max_intensity(0.4), "gelu", &[2]));
+}
+
+#[test]
+fn the_first_match_decides_and_users_come_before_presets() {
+    let keep = Rule::new("blocks.0.**", Mark::Keep).unwrap();
+    let int8: Rule = "blocks.*.mlp.*=int8".parse().unwrap();
+    let policy = RuleSet::new([keep, int8]).then(presets::full_per_layer());
+    for (path, mark, rule) in
+        [("blocks.0.mlp.gelu", "keep", 0), ("blocks.1.mlp.gelu", "int8", 1), ("blocks.1.attn.softmax", "recompute", 2)]
+    {
+        let decision = policy.mark(&site(path, "gelu", &[2])).unwrap();
+        assert_eq!((decision.mark.name(), decision.rule), (mark, rule), "{path}");
+    }
+    assert_eq!(policy.mark(&site("embed", "add", &[2])), None);
+    let infos: Vec<_> = policy.rules().iter().map(|r| (r.name.as_str(), r.origin)).collect();
+    assert_eq!(
+        infos,
+        [
+            ("blocks.0.**=keep", Origin::User),
+            ("blocks.*.mlp.*=int8", Origin::User),
+            ("full_per_layer: **.blocks.*.**=recompute", Origin::Preset),
+        ]
+    );
+}
+
+#[test]
+fn wrong_rules() {
+    let message = |result: retape_policy::Result<Rule>| result.unwrap_err().to_string();
+    let dim = |text| message(rule("a.*").shape([text]));
+    assert_eq!(
+        message(Rule::new("blocks.[0", Mark::Keep)),
+        "rule `blocks.[0`: the pattern `blocks.[0` can't be read: unclosed character class; missing ']'"
+    );
+    assert_eq!(
+        message(rule("blocks.*").op("{gelu")),
+        "rule `blocks.*`: the pattern `{gelu` can't be read: unclosed alternate group; missing '}' (maybe escape '{' with \
+         '[{]'?)"
+    );
+    for text in ["", "**", "*4", "=4", "4<", "x", "<", ">=-1", "99999999999999999999"] {
+        let expected =
+            format!("rule `a.*`: `{text}` does not constrain a dimension; write *, 64, <64, <=64, >64 or >=64");
+        assert_eq!(dim(text), expected);
+    }
+    assert_eq!(message("a.*=int4".parse()), "unknown mark `int4`; the marks are keep, recompute and int8");
+    assert_eq!(message("a.*".parse()), "rule `a.*`: has no mark; write GLOB=keep, GLOB=recompute or GLOB=int8");
+}
+
+const FILE: &str = r#"
+    preset = "length_adaptive:threshold=1024"
+
+    [[rule]]
+    path = "blocks.*.mlp.*"
+    mark = "int8"
+    group = 32
+    op = "gelu*"
+    min_bytes = "1KiB"
+    max_bytes = 4096
+    rank = 2
+    shape = ["*", ">=16", ]
+    max_intensity = 8
+
+    [[rule]]
+    path = "embed"
+    mark = "keep"
+    shape = [64]
+"#;
+
+#[test]
+fn a_file_of_rules() {
+    let policy = RuleSet::from_toml(FILE, &CONTEXT).unwrap();
+    let names: Vec<_> = policy.rules().iter().map(|r| r.name.as_str()).collect();
+    assert_eq!(
+        names,
+        [
+            "[[rule]] number 1: blocks.*.mlp.*=int8 where op=gelu*, bytes>=1024, bytes<=4096, rank=2, shape=[*, >=16], \
+             intensity<=8",
+            "[[rule]] number 2: embed=keep where shape=[64]",
+            "length_adaptive: **.attn.{scores,scale,causal_mask,softmax,dropout}=recompute where shape=[*, >1024]",
+        ]
+    );
+    assert_eq!(
+        mark_of(&policy, &site("blocks.0.mlp.gelu", "gelu", &[16, 16])),
+        Some(Mark::Int8(Int8Spec { group: 32, ..Int8Spec::default() }))
+    );
+    assert_eq!(mark_of(&policy, &site("embed", "add", &[8, 64])), Some(Mark::Keep));
+    assert_eq!(mark_of(&policy, &site("blocks.0.attn.softmax", "softmax", &[1025, 1025])), Some(Mark::Recompute));
+    assert!(RuleSet::from_toml("", &CONTEXT).unwrap().rules().is_empty());
+}
+
+#[test]
+fn a_policy_may_be_the_path_of_a_file() {
+    let path = format!("{}/rules.toml", env!("CARGO_TARGET_TMPDIR"));
+    std::fs::write(&path, FILE).unwrap();
+    assert_eq!(mark_of_path(&parse(&path, &CONTEXT).unwrap(), "blocks.0.mlp.gelu"), None);
+    assert_eq!(parse(&path, &CONTEXT).unwrap().rules().len(), 3);
+    std::fs::write(&path, "preset = 'selectve'").unwrap();
+    let message = parse(&path, &CONTEXT).unwrap_err().to_string();
+    assert!(message.starts_with(&format!("{path}: unknown policy `selectve`, did you mean `selective`?")), "{message}");
+    let message = parse("no/such.toml", &CONTEXT).unwrap_err().to_string();
+    assert!(message.starts_with("no/such.toml: can't read the rules: "), "{message}");
+}
+
+#[test]
+fn wrong_files() {
+    let fields =
+        "expected one of `path`, `mark`, `group`, `op`, `min_bytes`, `max_bytes`, `rank`, `shape`, `max_intensity`";
+    let second = |text: &str| format!("[[rule]]\npath='a'\nmark='keep'\n[[rule]]\n{text}");
+    let in_second = |reason: &str| format!("[[rule]] number 2: {reason}");
+    for (text, message) in [
+        ("x = 1".to_owned(), "line 1: unknown field `x`, expected `preset` or `rule`".to_owned()),
+        ("\npreset = 3".to_owned(), "line 2: invalid type: integer `3`, expected a string".to_owned()),
+        (second("path='b'\nmark='keep'\nmin_byte=3"), in_second(&format!("unknown field `min_byte`, {fields}"))),
+        (second("mark='keep'"), in_second("missing field `path`")),
+        (second("path='b'"), in_second("missing field `mark`")),
+        (
+            second("path='b'\nmark='recomput'"),
+            in_second("unknown mark `recomput`; the marks are keep, recompute and int8"),
+        ),
+        (
+            second("path='b'\nmark='keep'\ngroup=32"),
+            in_second("`group` belongs to mark = \"int8\", and the mark is \"keep\""),
+        ),
+        (second("path='b'\nmark='int8'\ngroup=0"), in_second("`group` is 0; an int8 group has at least 1 element")),
+        (
+            second("path='b/c'\nmark='keep'"),
+            in_second("rule `b/c`: the pattern `b/c` contains `/`; segments are separated by `.`"),
+        ),
+        (
+            second("path='b'\nmark='keep'\nmin_bytes='1 Mib1'"),
+            in_second("`1 Mib1` is not a byte size; write it like 512MiB, 1.5GB or 4096"),
+        ),
+        (second("path='b'\nmark='keep'\nmin_bytes=-1"), in_second("expected a number that is not negative, or text")),
+        (
+            second("path='b'\nmark='keep'\nshape=['~4']"),
+            in_second("rule `b`: `~4` does not constrain a dimension; write *, 64, <64, <=64, >64 or >=64"),
+        ),
+    ] {
+        assert_eq!(RuleSet::from_toml(&text, &CONTEXT).expect_err(&text).to_string(), message);
+    }
+    let syntax = RuleSet::from_toml("[[rule]]\npath = ", &CONTEXT).unwrap_err().to_string();
+    assert!(syntax.starts_with("line 2: ") && !syntax.contains('\n'), "{syntax}");
+}
