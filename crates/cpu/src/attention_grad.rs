@@ -11,7 +11,7 @@ use crate::attention::{Heads, Mask, work};
 use crate::exec::Exec;
 use crate::gemm::{Matrix, product};
 use crate::math::Float;
-use crate::view::{BLOCK, Rows, for_float};
+use crate::view::{BLOCK, Rows, for_float, lanes};
 use retape_core::kernel::AttentionSpec;
 use retape_core::{Result, Tensor};
 
@@ -70,7 +70,7 @@ impl<T: Float> Pass<T> {
                 let (s, dp) = (p.load::<BLOCK>(c, T::ZERO), ds.load::<BLOCK>(c, T::ZERO));
                 let (mut weights, mut grads) = ([T::ZERO; BLOCK], [T::ZERO; BLOCK]);
                 if c < visible {
-                    weights = s.map(|s| Float::exp(s - lse));
+                    weights = lanes!(n => Float::exp(s[n] - lse));
                     if self.mask.drops() {
                         let kept = self.mask.kept(index * self.q.time + i + r, j + c);
                         for n in 0..BLOCK {

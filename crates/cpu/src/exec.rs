@@ -1,6 +1,6 @@
 //! How kernels use the machine: a pool of threads, SIMD chosen at run time, and scratch per thread.
 
-use pulp::Arch;
+use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 use retape_core::{Error, Result};
 use std::cell::RefCell;
@@ -47,12 +47,7 @@ impl Exec {
     /// here carry `#[inline(always)]`, so that they are compiled inside the dispatch.
     #[inline(always)]
     pub fn run(&self, tasks: usize, work: usize, body: impl Fn(usize) + Sync) {
-        let inline = |task| {
-            self.arch.dispatch(
-                #[inline(always)]
-                || body(task),
-            )
-        };
+        let inline = |task| self.arch.dispatch(Task { body: &body, task });
         match &self.threads {
             Some(pool) if tasks > 1 && work > PARALLEL_WORK => {
                 pool.install(|| (0..tasks).into_par_iter().with_max_len(1).for_each(inline));
@@ -64,12 +59,7 @@ impl Exec {
     /// As [`run`](Exec::run), collecting what the tasks return, in order.
     #[inline(always)]
     pub fn collect<R: Send>(&self, tasks: usize, work: usize, body: impl Fn(usize) -> R + Sync) -> Vec<R> {
-        let inline = |task| {
-            self.arch.dispatch(
-                #[inline(always)]
-                || body(task),
-            )
-        };
+        let inline = |task| self.arch.dispatch(Task { body: &body, task });
         match &self.threads {
             Some(pool) if tasks > 1 && work > PARALLEL_WORK => {
                 pool.install(|| (0..tasks).into_par_iter().with_max_len(1).map(inline).collect())
@@ -98,6 +88,22 @@ impl Exec {
     /// Bound on the scratch that this backend's threads hold.
     pub fn scratch_bytes(&self) -> u64 {
         self.scratch_peak.load(Ordering::Relaxed) * self.thread_count() as u64
+    }
+}
+
+/// One task, to be compiled for each instruction set. (A closure passed to `dispatch` as it is would be called through
+/// a shim that isn't inlined, and so compiled for the baseline only.)
+struct Task<'a, F> {
+    body: &'a F,
+    task: usize,
+}
+
+impl<R, F: Fn(usize) -> R> WithSimd for Task<'_, F> {
+    type Output = R;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> R {
+        (self.body)(self.task)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::exec::Exec;
 use crate::math::Float;
-use crate::view::{BLOCK, Nest, Span, for_float};
+use crate::view::{BLOCK, Nest, Span, for_float, lanes};
 use retape_core::kernel::RandomStream;
 use retape_core::{Result, Tensor};
 
@@ -23,10 +23,10 @@ pub(crate) fn words(stream: RandomStream, start: u64) -> [u32; BLOCK] {
     }
     let shift = (start % 4) as usize;
     if shift == 0 {
-        return std::array::from_fn(|i| lanes[i % 4][i / 4]);
+        return lanes!(i => lanes[i % 4][i / 4]);
     }
     let last = stream.block(first + BLOCK as u64 / 4);
-    std::array::from_fn(|i| {
+    lanes!(i => {
         let i = i + shift;
         if i < BLOCK { lanes[i % 4][i / 4] } else { last[i - BLOCK] }
     })
@@ -49,13 +49,14 @@ fn for_each_block(exec: &Exec, len: usize, cost: usize, body: impl Fn(usize, usi
 /// Uniform numbers in [0, 1): the word's upper 24 bits for f32, all 32 for f64.
 pub(crate) fn uniform(exec: &Exec, stream: RandomStream, out: &Tensor) -> Result<()> {
     for_float!("uniform", out.dtype(), T => {
-        let outs = Span::<T>::of(out);
-        let drop = if size_of::<T>() == 4 { 8 } else { 0 };
-        let unit = T::of(2f64.powi(drop - 32));
-        for_each_block(exec, outs.len(), 8, #[inline(always)] |i, _| {
-            outs.store(i, words(stream, i as u64).map(|w| T::of((w >> drop) as f64) * unit));
+            let outs = Span::<T>::of(out);
+            let drop = if size_of::<T>() == 4 { 8 } else { 0 };
+            let unit = T::of(2f64.powi(drop - 32));
+            for_each_block(exec, outs.len(), 8, #[inline(always)] |i, _| {
+                let words = words(stream, i as u64);
+    outs.store(i, lanes!(j => T::of_word(words[j] >> drop) * unit));
+            });
         });
-    });
     Ok(())
 }
 
@@ -89,7 +90,7 @@ pub(crate) fn dropout(exec: &Exec, x: &Tensor, p: f64, stream: RandomStream, out
             let (o, x, first) = (run.of(0, outs), run.of(1, xs), run.start(0));
             for i in (0..run.len).step_by(BLOCK) {
                 let (words, x) = (words(stream, (first + i) as u64), x.load::<BLOCK>(i, T::ZERO));
-                o.store::<BLOCK>(i, std::array::from_fn(|j| {
+                o.store(i, lanes!(j => {
                     if (words[j] as u64) < threshold { T::ZERO } else { x[j] * keep }
                 }));
             }
