@@ -128,7 +128,8 @@ pub(crate) fn attention(
             let (b, h) = (index / qs.heads, index % qs.heads);
             let from = block * QUERIES;
             let rows = QUERIES.min(qs.time - from);
-            exec.scratch::<T, _>(QUERIES * (KEYS + vs.size + 2), #[inline(always)] |memory| {
+            let mut scratch = exec.scratch::<T>(QUERIES * (KEYS + vs.size + 2));
+            let memory = scratch.memory();
                 let (s_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
                 let (o_memory, memory) = memory.split_at_mut(QUERIES * vs.size);
                 let (maximum, sum) = memory.split_at_mut(QUERIES);
@@ -164,7 +165,6 @@ pub(crate) fn attention(
                     let row = (b * qs.heads + h) * qs.time + from + i;
                     lses.set(row, if seen { maximum[i] + Float::ln(sum[i]) } else { -T::INFINITY });
                 }
-            });
         });
     });
     Ok(())

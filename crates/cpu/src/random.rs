@@ -10,17 +10,33 @@ use retape_core::{Result, Tensor};
 /// Numbers of one task; a multiple of the block.
 const TASK: usize = 16 * 1024;
 
+/// Words 0..4 of each of 16 counter blocks from `first`: core's `philox4x32`, lane by lane so that it vectorises.
+#[inline(always)]
+fn sixteen_blocks(stream: RandomStream, first: u64) -> [[u32; BLOCK / 4]; 4] {
+    const LANES: usize = BLOCK / 4;
+    let mut c = [[0; LANES], [0; LANES], [stream.counter as u32; LANES], [(stream.counter >> 32) as u32; LANES]];
+    for j in 0..LANES {
+        let index = first + j as u64;
+        (c[0][j], c[1][j]) = (index as u32, (index >> 32) as u32);
+    }
+    let mut key = [stream.seed as u32, (stream.seed >> 32) as u32];
+    for _ in 0..10 {
+        for j in 0..LANES {
+            let (p0, p1) = (c[0][j] as u64 * 0xD251_1F53, c[2][j] as u64 * 0xCD9E_8D57);
+            c[0][j] = (p1 >> 32) as u32 ^ c[1][j] ^ key[0];
+            c[2][j] = (p0 >> 32) as u32 ^ c[3][j] ^ key[1];
+            (c[1][j], c[3][j]) = (p1 as u32, p0 as u32);
+        }
+        key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
+    }
+    c
+}
+
 /// The words of elements `start .. start + 64`.
 #[inline(always)]
 pub(crate) fn words(stream: RandomStream, start: u64) -> [u32; BLOCK] {
     let first = start / 4;
-    let mut lanes = [[0u32; BLOCK / 4]; 4];
-    for j in 0..BLOCK / 4 {
-        let block = stream.block(first + j as u64);
-        for w in 0..4 {
-            lanes[w][j] = block[w];
-        }
-    }
+    let lanes = sixteen_blocks(stream, first);
     let shift = (start % 4) as usize;
     if shift == 0 {
         return lanes!(i => lanes[i % 4][i / 4]);
