@@ -1,6 +1,6 @@
 //! Elementwise kernels, in blocks of 64 elements that are loaded, computed and stored: safe in place, and vectorised.
 
-use crate::exec::Exec;
+use crate::exec::{Baseline, Exec};
 use crate::math::Float;
 use crate::view::{BLOCK, Nest, Span, for_float, lanes, unsupported};
 use retape_core::kernel::{Binary, Unary};
@@ -14,7 +14,7 @@ const TRANSCENDENTAL: usize = 8;
 #[inline(always)]
 fn map1<T: Float>(exec: &Exec, cost: usize, x: &Tensor, out: &Tensor, f: impl Fn(T) -> T + Sync) {
     let (xs, outs) = (Span::<T>::of(x), Span::<T>::of(out));
-    Nest::new([out, x]).for_each_run(
+    Nest::new([out, x]).for_each_run::<T>(
         exec,
         cost,
         #[inline(always)]
@@ -32,7 +32,7 @@ fn map1<T: Float>(exec: &Exec, cost: usize, x: &Tensor, out: &Tensor, f: impl Fn
 #[inline(always)]
 fn map2<T: Float>(exec: &Exec, cost: usize, a: &Tensor, b: &Tensor, out: &Tensor, f: impl Fn(T, T) -> T + Sync) {
     let (xs, ys, outs) = (Span::<T>::of(a), Span::<T>::of(b), Span::<T>::of(out));
-    Nest::new([out, a, b]).for_each_run(
+    Nest::new([out, a, b]).for_each_run::<T>(
         exec,
         cost,
         #[inline(always)]
@@ -171,7 +171,7 @@ pub(crate) fn extremum_grad(exec: &Exec, f: Binary, a: &Tensor, b: &Tensor, g: &
     for_float!("extremum_grad", a.dtype(), T => {
         let (sign, half) = (T::of(sign), T::of(0.5));
         let (xs, ys, gs, outs) = (Span::<T>::of(a), Span::<T>::of(b), Span::<T>::of(g), Span::<T>::of(out));
-        Nest::new([out, a, b, g]).for_each_run(exec, CHEAP, #[inline(always)] |run| {
+        Nest::new([out, a, b, g]).for_each_run::<T>(exec, CHEAP, #[inline(always)] |run| {
             let (o, a, b, g) = (run.of(0, outs), run.of(1, xs), run.of(2, ys), run.of(3, gs));
             for i in (0..run.len).step_by(BLOCK) {
                 let (u, v) = (a.load::<BLOCK>(i, T::ZERO), b.load::<BLOCK>(i, T::ZERO));
@@ -190,7 +190,7 @@ pub(crate) fn extremum_grad(exec: &Exec, f: Binary, a: &Tensor, b: &Tensor, g: &
 pub(crate) fn select(exec: &Exec, cond: &Tensor, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
     fn of_size<T: Copy + Default + Send + Sync>(exec: &Exec, cond: &Tensor, a: &Tensor, b: &Tensor, out: &Tensor) {
         let (conds, xs, ys, outs) = (Span::<u8>::of(cond), Span::<T>::of(a), Span::<T>::of(b), Span::<T>::of(out));
-        Nest::new([out, cond, a, b]).for_each_run(
+        Nest::new([out, cond, a, b]).for_each_run::<Baseline>(
             exec,
             CHEAP,
             #[inline(always)]

@@ -66,7 +66,7 @@ pub(crate) fn layer_norm(exec: &Exec, op: LayerNorm<'_>) -> Result<()> {
             let (means, rstds) = (Stat::<T>::of(op.mean), Stat::<T>::of(op.rstd));
             let (weight, bias) = (vector::<T>(op.weight), vector::<T>(op.bias));
             let (n, eps) = (T::of(xs.width as f64), T::of(op.eps));
-            for_each_row(exec, xs.count, xs.width, 4, #[inline(always)] |r| {
+            for_each_row::<T>(exec, xs.count, xs.width, 4, #[inline(always)] |r| {
                 let (x, o) = (xs.row(r), outs.row(r));
                 let mean = sum_blocks(x.len(), #[inline(always)] |i| x.load::<BLOCK>(i, T::ZERO)) / n;
                 let squares = sum_blocks(x.len(), #[inline(always)] |i| {
@@ -112,7 +112,7 @@ pub(crate) fn layer_norm_grad(
         let (xs, gs, outs) = (Rows::<T>::of(x), Rows::<T>::of(g), Rows::<T>::of(out));
         let (means, rstds, weight) = (Stat::<T>::of(mean), Stat::<T>::of(rstd), vector::<T>(weight));
         let n = T::of(xs.width as f64);
-        for_each_row(exec, xs.count, xs.width, 4, #[inline(always)] |r| {
+        for_each_row::<T>(exec, xs.count, xs.width, 4, #[inline(always)] |r| {
             let (x, g, o) = (xs.row(r), gs.row(r), outs.row(r));
             let (mean, rstd) = (means.at(r), rstds.at(r));
             let e_mean = sum_blocks(x.len(), #[inline(always)] |i| xhat_and_e(x, g, weight, (mean, rstd), i).1) / n;
@@ -144,7 +144,7 @@ pub(crate) fn layer_norm_param_grad(
         let (means, rstds) = (Stat::<T>::of(mean), Stat::<T>::of(rstd));
         let (rows, n) = (xs.count, xs.width);
         let piece = rows.div_ceil(PIECES).next_multiple_of(ROWS);
-        let parts = exec.collect(rows.div_ceil(piece.max(1)), rows * n * 3, #[inline(always)] |p| {
+        let parts = exec.collect::<T, _>(rows.div_ceil(piece.max(1)), rows * n * 3, #[inline(always)] |p| {
             let (mut dw, mut db) = (vec![0f64; n], vec![0f64; n]);
             let (mut w_memory, mut b_memory) = (vec![T::ZERO; n], vec![T::ZERO; n]);
             let (w, b) = (Span::over(&mut w_memory), Span::over(&mut b_memory));

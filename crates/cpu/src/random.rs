@@ -1,7 +1,7 @@
 //! Random numbers by Philox, 16 counter blocks (64 words) at a time; and dropout. A number depends on (seed, counter,
 //! index) alone.
 
-use crate::exec::Exec;
+use crate::exec::{Exec, Target};
 use crate::math::Float;
 use crate::view::{BLOCK, Nest, Span, for_float, lanes};
 use retape_core::kernel::RandomStream;
@@ -50,8 +50,8 @@ pub(crate) fn words(stream: RandomStream, start: u64) -> [u32; BLOCK] {
 
 /// Calls `body` with the start and number of elements of each block of a contiguous tensor.
 #[inline(always)]
-fn for_each_block(exec: &Exec, len: usize, cost: usize, body: impl Fn(usize, usize) + Sync) {
-    exec.run(
+fn for_each_block<T: Target>(exec: &Exec, len: usize, cost: usize, body: impl Fn(usize, usize) + Sync) {
+    exec.run::<T>(
         len.div_ceil(TASK),
         len * cost,
         #[inline(always)]
@@ -68,7 +68,7 @@ pub(crate) fn uniform(exec: &Exec, stream: RandomStream, out: &Tensor) -> Result
             let outs = Span::<T>::of(out);
             let drop = if size_of::<T>() == 4 { 8 } else { 0 };
             let unit = T::of(2f64.powi(drop - 32));
-            for_each_block(exec, outs.len(), 8, #[inline(always)] |i, _| {
+            for_each_block::<T>(exec, outs.len(), 8, #[inline(always)] |i, _| {
                 let words = words(stream, i as u64);
     outs.store(i, lanes!(j => T::of_word(words[j] >> drop) * unit));
             });
@@ -81,7 +81,7 @@ pub(crate) fn uniform(exec: &Exec, stream: RandomStream, out: &Tensor) -> Result
 pub(crate) fn normal(exec: &Exec, stream: RandomStream, std: f64, out: &Tensor) -> Result<()> {
     for_float!("normal", out.dtype(), T => {
         let outs = Span::<T>::of(out);
-        for_each_block(exec, outs.len(), 60, |i, len| {
+        for_each_block::<T>(exec, outs.len(), 60, |i, len| {
             for half in 0..2 {
                 let words = words(stream, (2 * i + half * BLOCK) as u64);
                 for j in 0..(BLOCK / 2).min(len.saturating_sub(half * BLOCK / 2)) {
@@ -102,7 +102,7 @@ pub(crate) fn dropout(exec: &Exec, x: &Tensor, p: f64, stream: RandomStream, out
     for_float!("dropout", x.dtype(), T => {
         let (xs, outs) = (Span::<T>::of(x), Span::<T>::of(out));
         let keep = T::of(1.0 / (1.0 - p));
-        Nest::new([out, x]).for_each_run(exec, 8, #[inline(always)] |run| {
+        Nest::new([out, x]).for_each_run::<T>(exec, 8, #[inline(always)] |run| {
             let (o, x, first) = (run.of(0, outs), run.of(1, xs), run.start(0));
             for i in (0..run.len).step_by(BLOCK) {
                 let (words, x) = (words(stream, (first + i) as u64), x.load::<BLOCK>(i, T::ZERO));
