@@ -1,8 +1,8 @@
 //! Elementwise kernels, in blocks of 64 elements that are loaded, computed and stored: safe in place, and vectorised.
 
-use crate::exec::Exec;
+use crate::exec::{Baseline, Exec};
 use crate::math::Float;
-use crate::view::{BLOCK, Nest, Span, for_float, unsupported};
+use crate::view::{BLOCK, Nest, Span, for_float, lanes, unsupported};
 use retape_core::kernel::{Binary, Unary};
 use retape_core::{DType, Error, Result, Tensor};
 
@@ -14,14 +14,15 @@ const TRANSCENDENTAL: usize = 8;
 #[inline(always)]
 fn map1<T: Float>(exec: &Exec, cost: usize, x: &Tensor, out: &Tensor, f: impl Fn(T) -> T + Sync) {
     let (xs, outs) = (Span::<T>::of(x), Span::<T>::of(out));
-    Nest::new([out, x]).for_each_run(
+    Nest::new([out, x]).for_each_run::<T>(
         exec,
         cost,
         #[inline(always)]
         |run| {
             let (o, x) = (run.of(0, outs), run.of(1, xs));
             for i in (0..run.len).step_by(BLOCK) {
-                o.store::<BLOCK>(i, x.load::<BLOCK>(i, T::ZERO).map(&f));
+                let v = x.load::<BLOCK>(i, T::ZERO);
+                o.store(i, lanes!(j => f(v[j])));
             }
         },
     );
@@ -31,7 +32,7 @@ fn map1<T: Float>(exec: &Exec, cost: usize, x: &Tensor, out: &Tensor, f: impl Fn
 #[inline(always)]
 fn map2<T: Float>(exec: &Exec, cost: usize, a: &Tensor, b: &Tensor, out: &Tensor, f: impl Fn(T, T) -> T + Sync) {
     let (xs, ys, outs) = (Span::<T>::of(a), Span::<T>::of(b), Span::<T>::of(out));
-    Nest::new([out, a, b]).for_each_run(
+    Nest::new([out, a, b]).for_each_run::<T>(
         exec,
         cost,
         #[inline(always)]
@@ -39,7 +40,7 @@ fn map2<T: Float>(exec: &Exec, cost: usize, a: &Tensor, b: &Tensor, out: &Tensor
             let (o, a, b) = (run.of(0, outs), run.of(1, xs), run.of(2, ys));
             for i in (0..run.len).step_by(BLOCK) {
                 let (u, v) = (a.load::<BLOCK>(i, T::ZERO), b.load::<BLOCK>(i, T::ZERO));
-                o.store::<BLOCK>(i, std::array::from_fn(|j| f(u[j], v[j])));
+                o.store(i, lanes!(j => f(u[j], v[j])));
             }
         },
     );
@@ -170,12 +171,12 @@ pub(crate) fn extremum_grad(exec: &Exec, f: Binary, a: &Tensor, b: &Tensor, g: &
     for_float!("extremum_grad", a.dtype(), T => {
         let (sign, half) = (T::of(sign), T::of(0.5));
         let (xs, ys, gs, outs) = (Span::<T>::of(a), Span::<T>::of(b), Span::<T>::of(g), Span::<T>::of(out));
-        Nest::new([out, a, b, g]).for_each_run(exec, CHEAP, #[inline(always)] |run| {
+        Nest::new([out, a, b, g]).for_each_run::<T>(exec, CHEAP, #[inline(always)] |run| {
             let (o, a, b, g) = (run.of(0, outs), run.of(1, xs), run.of(2, ys), run.of(3, gs));
             for i in (0..run.len).step_by(BLOCK) {
                 let (u, v) = (a.load::<BLOCK>(i, T::ZERO), b.load::<BLOCK>(i, T::ZERO));
                 let w = g.load::<BLOCK>(i, T::ZERO);
-                o.store::<BLOCK>(i, std::array::from_fn(|j| {
+                o.store(i, lanes!(j => {
                     let lead = sign * (u[j] - v[j]);
                     if u[j] == v[j] { half * w[j] } else if lead > T::ZERO { w[j] } else { T::ZERO }
                 }));
@@ -189,7 +190,7 @@ pub(crate) fn extremum_grad(exec: &Exec, f: Binary, a: &Tensor, b: &Tensor, g: &
 pub(crate) fn select(exec: &Exec, cond: &Tensor, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
     fn of_size<T: Copy + Default + Send + Sync>(exec: &Exec, cond: &Tensor, a: &Tensor, b: &Tensor, out: &Tensor) {
         let (conds, xs, ys, outs) = (Span::<u8>::of(cond), Span::<T>::of(a), Span::<T>::of(b), Span::<T>::of(out));
-        Nest::new([out, cond, a, b]).for_each_run(
+        Nest::new([out, cond, a, b]).for_each_run::<Baseline>(
             exec,
             CHEAP,
             #[inline(always)]
@@ -198,7 +199,7 @@ pub(crate) fn select(exec: &Exec, cond: &Tensor, a: &Tensor, b: &Tensor, out: &T
                 for i in (0..run.len).step_by(BLOCK) {
                     let c = c.load::<BLOCK>(i, 0);
                     let (u, v) = (a.load::<BLOCK>(i, T::default()), b.load::<BLOCK>(i, T::default()));
-                    o.store::<BLOCK>(i, std::array::from_fn(|j| if c[j] != 0 { u[j] } else { v[j] }));
+                    o.store(i, lanes!(j => if c[j] != 0 { u[j] } else { v[j] }));
                 }
             },
         );
