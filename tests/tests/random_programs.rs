@@ -43,7 +43,7 @@ fn marks_handles_and_late_marks_never_show_in_the_gradients() {
             }
         }
     }
-    assert!(replays > 100 * cases(), "the marks did something: {replays} replays");
+    assert!(replays > 20 * cases(), "the marks did something: {replays} replays");
     assert!(too_late > 0, "some late marks came too late");
 }
 
