@@ -1,1 +1,1 @@
-//! Whole-system tests of retape; see `tests/`.
+//! Shared helpers of the whole-system tests.

@@ -11,7 +11,9 @@ mod ledger;
 mod mark;
 mod meta;
 mod meter;
+pub mod ops;
 pub mod rng;
+pub mod tape;
 mod tensor;
 
 pub use device::{Backend, Buffer, Device, Storage};
@@ -22,4 +24,5 @@ pub use ledger::{Ledger, LedgerEntry, LedgerTotals, Lint, RuleUse};
 pub use mark::{Decision, Int8Spec, Mark, Origin, Policy, Rounding, RuleInfo, Site};
 pub use meta::meta;
 pub use meter::{Kind, MemoryMeter};
+pub use tape::{Gradients, NonFinite, ParameterId, Scope, Stats, Tape, TapeOptions, Var, Verify, checkpoint};
 pub use tensor::Tensor;

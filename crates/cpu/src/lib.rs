@@ -1,1 +1,145 @@
-//! The CPU backend.
+//! The CPU backend of retape: SIMD chosen at run time, a thread pool of its own, and a pool of recycled memory.
+//!
+//! Each module is one family of kernels with its mathematics on top; [`retape_core::Kernel`] says what each computes.
+//! Results have the same bits for any number of threads: work is cut by shapes alone and combined in a fixed order.
+
+mod attention;
+mod attention_grad;
+mod copy;
+mod elementwise;
+mod embedding;
+mod exec;
+mod gemm;
+mod loss;
+mod math;
+mod norm;
+mod optimizer;
+mod pool;
+mod quantize;
+mod random;
+mod reduce;
+mod softmax;
+mod view;
+
+use attention_grad::Saved;
+use exec::Exec;
+use pool::Pool;
+use retape_core::{Backend, Buffer, Device, Kernel, Result};
+
+/// A CPU device with as many threads as the machine offers.
+pub fn device() -> Device {
+    Device::new(Cpu::default())
+}
+
+/// A CPU device with `threads` threads; 0 takes as many as the machine offers.
+pub fn device_with_threads(threads: usize) -> Result<Device> {
+    Ok(Device::new(Cpu::new(threads)?))
+}
+
+/// The CPU backend.
+#[derive(Debug)]
+pub struct Cpu {
+    exec: Exec,
+    pool: Pool,
+}
+
+impl Cpu {
+    /// A backend with its own `threads` threads; 0 takes as many as the machine offers.
+    pub fn new(threads: usize) -> Result<Cpu> {
+        Ok(Cpu { exec: Exec::new(threads)?, pool: Pool::default() })
+    }
+
+    /// Number of threads that kernels run on.
+    pub fn threads(&self) -> usize {
+        self.exec.thread_count()
+    }
+}
+
+/// With as many threads as the machine offers, or the calling one alone where none can be started.
+impl Default for Cpu {
+    fn default() -> Cpu {
+        Cpu { exec: Exec::new(0).unwrap_or_else(|_| Exec::single()), pool: Pool::default() }
+    }
+}
+
+impl Backend for Cpu {
+    fn name(&self) -> String {
+        "cpu".into()
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Buffer> {
+        self.pool.allocate(bytes)
+    }
+
+    fn release(&self, buffer: Buffer) {
+        self.pool.release(buffer)
+    }
+
+    fn upload(&self, buffer: &Buffer, offset: usize, bytes: &[u8]) -> Result<()> {
+        view::host_range("upload", buffer, offset, bytes.len())?.as_mut_slice().copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn download(&self, buffer: &Buffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        bytes.copy_from_slice(view::host_range("download", buffer, offset, bytes.len())?.as_slice());
+        Ok(())
+    }
+
+    fn run(&self, kernel: &Kernel<'_>) -> Result<()> {
+        let exec = &self.exec;
+        match *kernel {
+            Kernel::Fill { value, out } => copy::fill(exec, value, out),
+            Kernel::Copy { x, out } => copy::copy(exec, x, out),
+            Kernel::Unary { f, x, out } => elementwise::unary(exec, f, x, out)?,
+            Kernel::UnaryGrad { f, saved, g, out } => elementwise::unary_grad(exec, f, saved, g, out)?,
+            Kernel::Binary { f, a, b, out } => elementwise::binary(exec, f, a, b, out)?,
+            Kernel::ExtremumGrad { f, a, b, g, out } => elementwise::extremum_grad(exec, f, a, b, g, out)?,
+            Kernel::Select { cond, a, b, out } => elementwise::select(exec, cond, a, b, out)?,
+            Kernel::Reduce { f, x, out } => reduce::reduce(exec, f, x, out)?,
+            Kernel::MaxGrad { x, y, g, out } => reduce::max_grad(exec, x, y, g, out)?,
+            Kernel::SquaredNorm { x, out } => reduce::squared_norm(exec, x, out)?,
+            Kernel::Matmul { a, b, alpha, accumulate, out } => gemm::matmul(exec, a, b, alpha, accumulate, out)?,
+            Kernel::Softmax { x, out } => softmax::softmax(exec, x, out)?,
+            Kernel::SoftmaxGrad { y, g, out } => softmax::softmax_grad(exec, y, g, out)?,
+            Kernel::CausalMask { x, value, out } => softmax::causal_mask(exec, x, value, out)?,
+            Kernel::LayerNorm { x, weight, bias, eps, out, mean, rstd } => {
+                norm::layer_norm(exec, norm::LayerNorm { x, weight, bias, eps, out, mean, rstd })?
+            }
+            Kernel::LayerNormGrad { x, weight, mean, rstd, g, out } => {
+                norm::layer_norm_grad(exec, x, weight, (mean, rstd), g, out)?
+            }
+            Kernel::LayerNormParamGrad { x, mean, rstd, g, dweight, dbias } => {
+                norm::layer_norm_param_grad(exec, x, (mean, rstd), g, dweight, dbias)?
+            }
+            Kernel::Embedding { table, ids, out } => embedding::embedding(exec, table, ids, out)?,
+            Kernel::EmbeddingGrad { ids, g, out } => embedding::embedding_grad(exec, ids, g, out)?,
+            Kernel::CrossEntropy { logits, target, ignore, mean, loss, lse } => {
+                loss::cross_entropy(exec, logits, target, (ignore, mean), loss, lse)?
+            }
+            Kernel::CrossEntropyGrad { logits, target, lse, g, ignore, mean, out } => {
+                loss::cross_entropy_grad(exec, loss::CrossEntropyGrad { logits, target, lse, g, ignore, mean, out })?
+            }
+            Kernel::Attention { q, k, v, spec, out, lse } => attention::attention(exec, (q, k, v), spec, out, lse)?,
+            Kernel::AttentionDelta { o, g, delta } => attention::attention_delta(exec, o, g, delta)?,
+            Kernel::AttentionGradKv { q, k, v, g, lse, delta, spec, dk, dv } => {
+                attention_grad::attention_grad_kv(exec, Saved { q, k, v, g, lse, delta, spec }, dk, dv)?
+            }
+            Kernel::AttentionGradQ { q, k, v, g, lse, delta, spec, dq } => {
+                attention_grad::attention_grad_q(exec, Saved { q, k, v, g, lse, delta, spec }, dq)?
+            }
+            Kernel::Quantize { x, group, q, scales } => quantize::quantize(exec, x, group, q, scales)?,
+            Kernel::Dequantize { q, scales, group, out } => quantize::dequantize(exec, q, scales, group, out)?,
+            Kernel::Uniform { stream, out } => random::uniform(exec, stream, out)?,
+            Kernel::Normal { stream, std, out } => random::normal(exec, stream, std, out)?,
+            Kernel::Dropout { x, p, stream, out } => random::dropout(exec, x, p, stream, out)?,
+            Kernel::AdamW { p, g, m, v, step, config, grad_scale } => {
+                optimizer::adamw(exec, optimizer::AdamW { p, g, m, v, step, config, grad_scale })?
+            }
+        }
+        Ok(())
+    }
+
+    fn scratch_bytes(&self) -> u64 {
+        self.exec.scratch_bytes()
+    }
+}

@@ -24,7 +24,9 @@ impl Rule for CrossEntropy {
         let dtype = one_float_dtype(&inputs[..1])?;
         let (logits, target) = (&inputs[0], &inputs[1]);
         if logits.shape.len() != 2 || logits.shape[1] == 0 || !matches!(target.dtype, DType::I64 | DType::I32) {
-            return Err("needs logits [rows, classes] with at least one class and targets [rows] of dtype i64 or i32".into());
+            return Err(
+                "needs logits [rows, classes] with at least one class and targets [rows] of dtype i64 or i32".into()
+            );
         }
         if target.shape[..] != logits.shape[..1] {
             return Err(format!("{} rows of logits need as many targets", logits.shape[0]));

@@ -75,7 +75,11 @@ impl Rule for Cat {
             s("columns", 1, vec![x(3, &[2, 3]), x(4, &[2, 1]), x(5, &[2, 2])]),
             s("one", 0, vec![x(6, &[3])]),
             s("an empty part", 1, vec![x(7, &[2, 3]), x(8, &[2, 0])]),
-            s("strided", 1, vec![x(9, &[4, 6]).lying(Transposed), x(10, &[4, 6]).lying(Narrowed), x(11, &[4, 2]).lying(Expanded)]),
+            s(
+                "strided",
+                1,
+                vec![x(9, &[4, 6]).lying(Transposed), x(10, &[4, 6]).lying(Narrowed), x(11, &[4, 2]).lying(Expanded)],
+            ),
         ]
     }
 }

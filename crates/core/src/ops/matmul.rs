@@ -197,14 +197,18 @@ impl Rule for Linear {
         let x = SampleInput::random;
         let mut samples = Vec::new();
         for transposed in [false, true] {
-            let w = |seed, k, n| x(seed, if transposed { &[n, k] } else { &[k, n] });
+            let w = |seed, k: usize, n: usize| x(seed, &if transposed { [n, k] } else { [k, n] });
             let (plain, biased) = (Linear { transposed, bias: false }, Linear { transposed, bias: true });
             samples.extend([
                 Sample::smooth("ordinary", plain, [x(1, &[3, 4]), w(2, 4, 5)]),
                 Sample::smooth("bias", biased, [x(3, &[3, 4]), w(4, 4, 5), x(5, &[5])]),
                 Sample::smooth("rank 1", biased, [x(6, &[4]), w(7, 4, 2), x(8, &[2])]),
                 Sample::smooth("rank 5", biased, [x(9, &[2, 1, 3, 1, 4]), w(10, 4, 2), x(11, &[2])]),
-                Sample::smooth("strided", biased, [x(12, &[2, 4, 6]).lying(Transposed), w(13, 6, 4).lying(Transposed), x(14, &[4])]),
+                Sample::smooth(
+                    "strided",
+                    biased,
+                    [x(12, &[2, 4, 6]).lying(Transposed), w(13, 6, 4).lying(Transposed), x(14, &[4])],
+                ),
                 Sample::smooth("expanded", plain, [x(15, &[2, 3, 4]).lying(Expanded), w(16, 4, 3)]),
                 Sample::smooth("no rows", biased, [x(17, &[0, 4]), w(18, 4, 3), x(19, &[3])]),
                 Sample::smooth("nothing to sum", biased, [x(20, &[2, 0]), w(21, 0, 3), x(22, &[3])]),

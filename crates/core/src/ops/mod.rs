@@ -402,7 +402,9 @@ pub(crate) fn one_float_dtype(inputs: &[Spec]) -> Result<DType, String> {
         return Err(format!("computes f32 or f64, got {dtype}; cast it with `cast(DType::F32)`"));
     }
     match inputs.iter().find(|i| i.dtype != dtype) {
-        Some(other) => Err(format!("the inputs must have one dtype, got {dtype} and {}; cast one of them", other.dtype)),
+        Some(other) => {
+            Err(format!("the inputs must have one dtype, got {dtype} and {}; cast one of them", other.dtype))
+        }
         None => Ok(dtype),
     }
 }

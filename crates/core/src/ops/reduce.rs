@@ -55,11 +55,8 @@ impl Rule for ReduceOp {
             return Err("the largest of no elements is not defined; reduce a dimension that isn't empty".into());
         }
         let kept = self.kept(x);
-        let shape = if self.keepdim {
-            kept
-        } else {
-            (0..x.len()).filter(|d| !self.dims.contains(d)).map(|d| x[d]).collect()
-        };
+        let shape =
+            if self.keepdim { kept } else { (0..x.len()).filter(|d| !self.dims.contains(d)).map(|d| x[d]).collect() };
         Ok(one(Spec::new(shape, dtype)))
     }
 

@@ -289,7 +289,6 @@ impl Var {
         self.apply(Expand { shape: shape.into() }, &[])
     }
 
-
     /// A view of `len` elements of dimension `dim` from `start`. It holds the whole of what it views.
     pub fn narrow(&self, dim: isize, start: usize, len: usize) -> Result<Var> {
         let dim = dimension(dim, self.shape().len()).map_err(|reason| self.invalid("narrow", reason))?;

@@ -1,0 +1,602 @@
+//! The tape: records ops as they run, stores what backward will read as the marks say, and runs backward.
+
+mod audit;
+mod graph;
+mod pass;
+mod report;
+mod scope;
+
+use crate::device::same_device;
+use crate::kernel::RandomStream;
+use crate::layout::Shape;
+use crate::mark::Int8Spec;
+use crate::ops::{Exec, Op, Outputs, Spec};
+use crate::{DType, Device, Error, Kernel, Kind, Mark, Policy, Result, Tensor};
+use graph::{Graph, MarkSource, NewNode, NewValue, PendingQuantize, Quantized, Stored, ValueKey};
+pub use scope::{Scope, checkpoint};
+use smallvec::{SmallVec, smallvec};
+use std::cell::{Cell, RefCell, RefMut};
+use std::collections::HashMap;
+use std::fmt;
+use std::rc::Rc;
+use std::time::Instant;
+
+/// Names one parameter across tapes, so that however often a tape is asked for it, there is one leaf. Any number that is
+/// unique among the parameters in use will do, such as the address of the parameter's cell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ParameterId(pub usize);
+
+/// Whether replays are checked.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Verify {
+    /// No.
+    #[default]
+    Off,
+    /// Fingerprint each dropped value in forward and compare its replay: [`Error::ReplayDiffers`] names the op, the path
+    /// and the first differing element. Behind an int8 value a replay differs by design; there, the replays of later
+    /// passes are compared with the first one's. Costs host memory and time.
+    Bits,
+}
+
+/// What an int8 store does with a group that holds an infinity or a NaN.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum NonFinite {
+    /// [`Error::NonFinite`], which names the value.
+    #[default]
+    Error,
+    /// Keep the value in full precision and count it in [`Stats::full_precision_fallbacks`]. Such a value is outside the
+    /// promise that a dry run predicts the peak.
+    KeepFull,
+}
+
+/// How a tape is set up.
+#[derive(Debug, Clone, Default)]
+pub struct TapeOptions {
+    /// Decides marks where neither the value nor a scope does.
+    pub policy: Option<Rc<dyn Policy>>,
+    /// Seed of every random op.
+    pub seed: u64,
+    /// Whether replays are checked.
+    pub verify: Verify,
+    /// What an int8 store does with non-finite values.
+    pub non_finite: NonFinite,
+    /// Measure the error of each int8 store for the ledger (costs a dequantization and host time).
+    pub measure_quantization: bool,
+    /// Record time per path, see [`Stats::by_path`].
+    pub profile: bool,
+}
+
+/// Time spent on one path.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PathTime {
+    /// Nanoseconds in forward kernels.
+    pub forward: u64,
+    /// Nanoseconds in backward kernels, replays apart.
+    pub backward: u64,
+    /// Nanoseconds in replayed kernels.
+    pub replay: u64,
+}
+
+/// Counters and clocks of a tape since it was made.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Kernels replayed by backward (one per node and replay).
+    pub replays: u64,
+    /// The most replays of one node in one pass.
+    pub most_replays_of_a_node: u64,
+    /// FLOPs of all replays.
+    pub replayed_flops: u64,
+    /// FLOPs of forward.
+    pub forward_flops: u64,
+    /// Values stored as int8.
+    pub quantized: u64,
+    /// Values that int8 could not hold and that stayed full ([`NonFinite::KeepFull`]).
+    pub full_precision_fallbacks: u64,
+    /// Nanoseconds in kernels, of all purposes.
+    pub kernel_nanos: u64,
+    /// Nanoseconds of replays, their bookkeeping included.
+    pub replay_nanos: u64,
+    /// Nanoseconds of quantizing and dequantizing.
+    pub quantize_nanos: u64,
+    /// Paths that were replayed, with counts.
+    pub replayed_paths: std::collections::BTreeMap<String, u64>,
+    /// Time per path, where the tape was told to profile.
+    pub by_path: std::collections::BTreeMap<String, PathTime>,
+}
+
+struct Shared {
+    graph: RefCell<Graph>,
+    /// Handles that went while the graph was borrowed.
+    dropped: RefCell<Vec<ValueKey>>,
+    kernel_nanos: Cell<u64>,
+}
+
+/// Records ops; see the crate's docs. A cheap handle: clones are the same tape. Not `Send`: a thread has its own tape.
+///
+/// Kernels run outside any borrow of the tape, and no state is shared between tapes.
+#[derive(Clone)]
+pub struct Tape(Rc<Shared>);
+
+impl fmt::Debug for Tape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.graph.try_borrow() {
+            Ok(g) => write!(f, "Tape({} nodes on {})", g.nodes.len(), g.device.name()),
+            Err(_) => write!(f, "Tape(in use)"),
+        }
+    }
+}
+
+impl Tape {
+    /// A tape without a policy: everything that backward reads is kept.
+    pub fn new(device: &Device) -> Tape {
+        Tape::with(device, TapeOptions::default())
+    }
+
+    /// A tape with options.
+    pub fn with(device: &Device, options: TapeOptions) -> Tape {
+        Tape(Rc::new(Shared {
+            graph: RefCell::new(Graph::new(device, options)),
+            dropped: RefCell::new(Vec::new()),
+            kernel_nanos: Cell::new(0),
+        }))
+    }
+
+    /// The graph, with handles that went meanwhile released first.
+    pub(crate) fn graph(&self) -> RefMut<'_, Graph> {
+        while self.0.graph.try_borrow_mut().is_ok() {
+            let next = self.0.dropped.borrow_mut().pop();
+            let Some(value) = next else { break };
+            self.release(value);
+        }
+        self.0.graph.borrow_mut()
+    }
+
+    /// The device.
+    pub fn device(&self) -> Device {
+        self.graph().device.clone()
+    }
+
+    /// A leaf with a gradient.
+    pub fn leaf(&self, tensor: &Tensor) -> Result<Var> {
+        self.add_leaf(tensor, true, None)
+    }
+
+    /// A leaf without a gradient: tokens, targets, constants.
+    pub fn constant(&self, tensor: &Tensor) -> Result<Var> {
+        self.add_leaf(tensor, false, None)
+    }
+
+    /// The leaf of a parameter: one per id, however often it is asked for, so that the gradients of all its uses add up.
+    pub fn parameter(&self, id: ParameterId, tensor: &Tensor, requires_grad: bool) -> Result<Var> {
+        let mut graph = self.graph();
+        graph.check("parameter")?;
+        if let Some(&key) = graph.parameters.get(&id)
+            && graph.reopen_leaf(key, tensor)
+        {
+            drop(graph);
+            return Ok(Var { tape: self.clone(), key });
+        }
+        drop(graph);
+        self.add_leaf(tensor, requires_grad, Some(id))
+    }
+
+    fn add_leaf(&self, tensor: &Tensor, requires_grad: bool, parameter: Option<ParameterId>) -> Result<Var> {
+        let mut graph = self.graph();
+        graph.check("leaf")?;
+        same_device("leaf", tensor.device(), &graph.device)?;
+        if requires_grad && !tensor.dtype().is_float() {
+            return Err(Error::NoGradient {
+                path: "leaf".into(),
+                op: "leaf",
+                reason: format!("{} values have no gradient; use `constant`, or cast to f32 first", tensor.dtype()),
+            });
+        }
+        let outputs = smallvec![NewValue { tensor: tensor.clone(), exact: true, visible: true }];
+        let (keys, _) = graph.insert(NewNode {
+            op: None,
+            inputs: smallvec![],
+            outputs,
+            is_view: false,
+            flops: 0,
+            traffic: 0,
+            requires_grad,
+            parameter,
+            name: if parameter.is_some() { "parameter" } else { "leaf" },
+        });
+        if let Some(id) = parameter {
+            graph.parameters.insert(id, keys[0]);
+        }
+        Ok(Var { tape: self.clone(), key: keys[0] })
+    }
+
+    /// Opens a scope; it closes when the guard is dropped. Names may hold dots (`blocks.3`).
+    pub fn scope(&self, name: &str) -> Scope {
+        Scope::open(self, name)
+    }
+
+    /// The next stream of random numbers: each random op takes one and keeps it, so that its replay is exact.
+    pub fn next_stream(&self) -> RandomStream {
+        let mut graph = self.graph();
+        graph.random_counter += 1;
+        RandomStream { seed: graph.options.seed, counter: graph.random_counter - 1 }
+    }
+
+    /// How many streams random ops have taken.
+    pub fn random_counter(&self) -> u64 {
+        self.graph().random_counter
+    }
+
+    /// Living nodes, leaves included.
+    pub fn node_count(&self) -> usize {
+        self.graph().nodes.len()
+    }
+
+    /// Bytes that the tape stores for backward right now (leaves, which the user owns, apart).
+    pub fn saved_bytes(&self) -> u64 {
+        self.graph().saved_bytes()
+    }
+
+    /// Counters and clocks.
+    pub fn stats(&self) -> Stats {
+        let mut stats = self.graph().stats.clone();
+        stats.kernel_nanos = self.0.kernel_nanos.get();
+        stats
+    }
+
+    fn exec<'a>(&'a self, device: &'a Device, kind: Kind) -> Exec<'a> {
+        Exec::new(device, kind, &self.0.kernel_nanos)
+    }
+
+    /// Runs an op and records it. The first input's tape decides.
+    fn record(&self, op: Op, inputs: &[&Var]) -> Result<SmallVec<[Var; 1]>> {
+        let rule = op.rule();
+        let name = rule.name();
+        let mut graph = self.graph();
+        graph.check(name)?;
+        for v in inputs {
+            if !Rc::ptr_eq(&v.tape.0, &self.0) {
+                return Err(Error::OtherTape { what: name, path: v.path() });
+            }
+        }
+        let device = graph.device.clone();
+        let mut tensors: SmallVec<[Tensor; 3]> = SmallVec::new();
+        for v in inputs {
+            tensors.push(graph.values[v.key].live.clone().expect("a value with a handle has its tensor"));
+        }
+        let specs: SmallVec<[Spec; 3]> = tensors.iter().map(Spec::of).collect();
+        let path = graph.scopes.last().expect("the top scope never closes").path_of(name);
+        let profile = graph.options.profile;
+        let needs: SmallVec<[bool; 3]> = inputs.iter().map(|v| graph.values[v.key].requires_grad).collect();
+        let invalid = |reason: String| Error::InvalidInput {
+            op: name,
+            path: path.clone(),
+            inputs: specs.iter().map(Spec::to_string).collect::<Vec<_>>().join(", "),
+            reason,
+        };
+        let promised = rule.infer(&specs).map_err(invalid)?;
+        let requires_grad = needs.contains(&true) && promised.iter().any(|o| o.spec.dtype.is_float());
+        if requires_grad {
+            for save in rule.saves(&needs).iter().filter(|s| s.exact) {
+                if let crate::ops::Slot::In(i) = save.slot {
+                    let root = &graph.values[graph.root(inputs[i].key)];
+                    if matches!(root.mark, Some(Mark::Int8(_))) && root.source == MarkSource::Value {
+                        return Err(Error::MarkNotAllowed {
+                            mark: "int8",
+                            path: root.path.to_string(),
+                            op: graph.nodes[root.node].op_name(),
+                            reason: format!("{name} at `{path}` reads it exactly; mark it keep or recompute"),
+                        });
+                    }
+                }
+            }
+        }
+        drop(graph);
+
+        let before = self.0.kernel_nanos.get();
+        let (outputs, is_view) = match rule.view(&tensors[0]) {
+            Some(views) => (views?, true),
+            None => {
+                let exec = self.exec(&device, Kind::Activation);
+                let outputs = allocate(&exec, &promised)?;
+                rule.forward(&exec, &tensors, &outputs).map_err(|error| match error {
+                    Error::InvalidValue { reason, .. } => invalid(reason),
+                    other => other,
+                })?;
+                (outputs, false)
+            }
+        };
+        drop(tensors);
+        debug_assert!(outputs.iter().zip(&promised).all(|(t, p)| Spec::of(t) == p.spec), "{name}: infer was wrong");
+        let cost = rule.cost(&specs, &promised);
+
+        let mut graph = self.graph();
+        graph.stats.forward_flops += cost.flops;
+        if profile {
+            graph.stats.by_path.entry(path).or_default().forward += self.0.kernel_nanos.get() - before;
+        }
+        let visible: SmallVec<[bool; 1]> = promised.iter().map(|o| !o.statistic).collect();
+        let outputs = outputs
+            .into_iter()
+            .zip(&promised)
+            .map(|(tensor, o)| NewValue { tensor, exact: o.statistic, visible: !o.statistic })
+            .collect();
+        let (keys, pending) = graph.insert(NewNode {
+            op: Some(Rc::new(op)),
+            inputs: inputs.iter().map(|v| v.key).collect(),
+            outputs,
+            is_view,
+            flops: cost.flops,
+            traffic: cost.traffic,
+            requires_grad,
+            parameter: None,
+            name,
+        });
+        drop(graph);
+        for p in pending {
+            self.quantize(p);
+        }
+        Ok(keys
+            .into_iter()
+            .zip(visible)
+            .filter(|(_, visible)| *visible)
+            .map(|(key, _)| Var { tape: self.clone(), key })
+            .collect())
+    }
+
+    /// Runs a settling's kernel outside the borrow.
+    fn quantize(&self, pending: PendingQuantize) {
+        let PendingQuantize { value, tensor, group } = pending;
+        let start = Instant::now();
+        let (device, measure) = {
+            let graph = self.graph();
+            (graph.device.clone(), graph.options.measure_quantization)
+        };
+        let result = quantize(&self.exec(&device, Kind::Quantized), &tensor, group).map_err(|error| match error {
+            Error::NonFinite { .. } => {
+                let graph = self.graph();
+                let v = &graph.values[value];
+                Error::NonFinite { path: v.path.to_string(), op: graph.nodes[v.node].op_name() }
+            }
+            other => other,
+        });
+        let error = match &result {
+            Ok(quantized) if measure && device.computes() => self.quantization_error(&device, &tensor, quantized).ok(),
+            _ => None,
+        };
+        let mut graph = self.graph();
+        graph.finish_quantize(value, result, error);
+        graph.stats.quantize_nanos += start.elapsed().as_nanos() as u64;
+        drop(graph);
+    }
+
+    /// Relative L2 distance of an int8 store from the original.
+    fn quantization_error(&self, device: &Device, original: &Tensor, quantized: &Quantized) -> Result<f64> {
+        let stored = dequantize(&self.exec(device, Kind::Workspace), quantized)?.to_f64_vec()?;
+        let (mut error, mut norm) = (0.0, 0.0);
+        for (x, y) in original.to_f64_vec()?.into_iter().zip(stored) {
+            error += (x - y) * (x - y);
+            norm += x * x;
+        }
+        Ok(if norm == 0.0 { 0.0 } else { (error / norm).sqrt() })
+    }
+
+    fn release(&self, value: ValueKey) {
+        let Ok(mut graph) = self.0.graph.try_borrow_mut() else {
+            self.0.dropped.borrow_mut().push(value);
+            return;
+        };
+        let pending = graph.release_handle(value);
+        drop(graph);
+        if let Some(pending) = pending {
+            self.quantize(pending);
+        }
+    }
+}
+
+fn allocate(exec: &Exec<'_>, promised: &Outputs) -> Result<SmallVec<[Tensor; 1]>> {
+    promised.iter().map(|o| exec.empty_like(&o.spec)).collect()
+}
+
+/// Stores a tensor as int8. Fails where a group isn't finite.
+fn quantize(exec: &Exec<'_>, tensor: &Tensor, group: usize) -> Result<Quantized> {
+    let spec = Spec::of(tensor);
+    let last = spec.shape.last().copied().unwrap_or(1);
+    let mut scales: Shape = spec.shape.clone();
+    match scales.last_mut() {
+        Some(last) => *last = last.div_ceil(group),
+        None => scales.push(1),
+    }
+    debug_assert!(group > 0 && (last == 0 || scales.last() != Some(&0)));
+    let q = exec.empty(&spec.shape, DType::U8)?;
+    let scales = exec.empty(&scales, DType::F32)?;
+    exec.run(Kernel::Quantize { x: tensor, group, q: &q, scales: &scales })?;
+    if scales.device().computes() && scales.to_vec::<f32>()?.iter().any(|s| s.is_nan()) {
+        return Err(Error::NonFinite { path: String::new(), op: "" });
+    }
+    Ok(Quantized { q, scales, group, spec })
+}
+
+fn dequantize(exec: &Exec<'_>, quantized: &Quantized) -> Result<Tensor> {
+    let out = exec.empty_like(&quantized.spec)?;
+    let Quantized { q, scales, group, .. } = quantized;
+    exec.run(Kernel::Dequantize { q, scales, group: *group, out: &out })?;
+    Ok(out)
+}
+
+/// A value on a tape: a counted handle. When the last handle of a value (and of the views of it) goes, the tape stores,
+/// quantizes, drops or frees it. Release handles early; `let h = f(&h)?` keeps the old one to the end of its block.
+pub struct Var {
+    tape: Tape,
+    key: ValueKey,
+}
+
+impl Clone for Var {
+    fn clone(&self) -> Var {
+        self.tape.graph().retain_handle(self.key);
+        Var { tape: self.tape.clone(), key: self.key }
+    }
+}
+
+impl Drop for Var {
+    fn drop(&mut self) {
+        self.tape.release(self.key);
+    }
+}
+
+impl fmt::Debug for Var {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Var(`{}`, {}{:?})", self.path(), self.dtype(), self.shape())
+    }
+}
+
+impl Var {
+    /// The tape it belongs to.
+    pub fn tape(&self) -> &Tape {
+        &self.tape
+    }
+    /// Sizes of the dimensions.
+    pub fn shape(&self) -> Shape {
+        self.tape.graph().values[self.key].spec.shape.clone()
+    }
+    /// The elements' type.
+    pub fn dtype(&self) -> DType {
+        self.tape.graph().values[self.key].spec.dtype
+    }
+    /// Scopes and name, `blocks.3.attn.softmax`.
+    pub fn path(&self) -> String {
+        self.tape.graph().values[self.key].path.to_string()
+    }
+    /// Whether backward reaches it.
+    pub fn requires_grad(&self) -> bool {
+        self.tape.graph().values[self.key].requires_grad
+    }
+    /// The tensor: always the exact one, whatever the mark.
+    pub fn tensor(&self) -> Result<Tensor> {
+        Ok(self.tape.graph().values[self.key].live.clone().expect("a value with a handle has its tensor"))
+    }
+    /// The number in a tensor of one element.
+    pub fn item(&self) -> Result<f64> {
+        self.tensor()?.item()
+    }
+
+    /// Drop this value when its last handle goes, and replay its op when backward asks for it.
+    pub fn recompute(self) -> Result<Var> {
+        self.set_mark(Mark::Recompute)?;
+        Ok(self)
+    }
+    /// Store this value as int8 (group 64) when its last handle goes.
+    pub fn int8(self) -> Result<Var> {
+        self.set_mark(Mark::Int8(Int8Spec::default()))?;
+        Ok(self)
+    }
+    /// Store this value in full, also where it is only replayed from.
+    pub fn keep(self) -> Result<Var> {
+        self.set_mark(Mark::Keep)?;
+        Ok(self)
+    }
+
+    /// Marks this value (a view marks the value that owns the storage), over any scope and policy.
+    ///
+    /// # Errors
+    /// [`Error::MarkTooLate`] once the value has settled or a pass has begun, and where a change from keep or int8 to
+    /// recompute finds an input gone. [`Error::MarkNotAllowed`] on leaves, integers, statistics (kept exactly), and for
+    /// int8 where a reader needs the exact value.
+    pub fn set_mark(&self, mark: Mark) -> Result<()> {
+        let mut graph = self.tape.graph();
+        graph.check("mark")?;
+        let root = graph.root(self.key);
+        let v = &graph.values[root];
+        let op = graph.nodes[v.node].op_name();
+        let path = v.path.to_string();
+        let not_allowed =
+            |reason: &str| Error::MarkNotAllowed { mark: mark.name(), path: path.clone(), op, reason: reason.into() };
+        let too_late = |reason: String| Error::MarkTooLate { mark: mark.name(), path: path.clone(), op, reason };
+        if mark != Mark::Keep {
+            if graph.nodes[v.node].is_leaf() {
+                return Err(not_allowed("it is a leaf, which has no op to replay and belongs to you; leaves are kept"));
+            }
+            if v.exact {
+                return Err(not_allowed("integers and statistics are always kept exactly"));
+            }
+        }
+        if let Mark::Int8(spec) = mark {
+            if v.read_exactly {
+                return Err(not_allowed("an op reads it exactly (tiled attention its q and k); keep or recompute it"));
+            }
+            if spec.group == 0 {
+                return Err(not_allowed("a group needs at least 1 element; 64 is usual"));
+            }
+        }
+        if graph.passes > 0 {
+            return Err(too_late("a backward pass has begun; mark before the first one".into()));
+        }
+        if !matches!(v.stored, Stored::Unsettled) {
+            return Err(too_late("it has settled; mark it while you hold its first handle".into()));
+        }
+        if mark == Mark::Recompute && !v.holds_recipe {
+            let inputs = graph.nodes[v.node].inputs.clone();
+            let gone = inputs.iter().find(|&&i| matches!(graph.values[graph.root(i)].stored, Stored::Freed));
+            if let Some(&input) = gone {
+                let input = &graph.values[graph.root(input)].path;
+                return Err(too_late(format!(
+                    "its input `{input}` was freed, because it was marked {} when recorded; mark it in the statement that \
+                     makes it, or change the rule",
+                    v.mark.map_or("otherwise", Mark::name)
+                )));
+            }
+        }
+        let v = &mut graph.values[root];
+        (v.mark, v.source, v.may_drop_outside) = (Some(mark), MarkSource::Value, false);
+        graph.update_recipe(root);
+        Ok(())
+    }
+
+    /// Records an op of one visible output with this value as its first input. Op files and custom ops build on it.
+    pub fn apply(&self, op: impl Into<Op>, others: &[&Var]) -> Result<Var> {
+        Ok(self.apply_all(op, others)?.swap_remove(0))
+    }
+
+    /// Records an op with this value as its first input; all visible outputs.
+    pub fn apply_all(&self, op: impl Into<Op>, others: &[&Var]) -> Result<Vec<Var>> {
+        let mut inputs: SmallVec<[&Var; 3]> = smallvec![self];
+        inputs.extend_from_slice(others);
+        Ok(self.tape.record(op.into(), &inputs)?.into_vec())
+    }
+
+    /// An [`Error::InvalidInput`] about a call on this value.
+    pub(crate) fn invalid(&self, op: &'static str, reason: impl Into<String>) -> Error {
+        let graph = self.tape.graph();
+        Error::InvalidInput {
+            op,
+            path: graph.scopes.last().expect("the top scope never closes").path_of(op),
+            inputs: graph.values[self.key].spec.to_string(),
+            reason: reason.into(),
+        }
+    }
+}
+
+/// The gradients of one backward pass.
+#[derive(Debug, Default)]
+pub struct Gradients {
+    by_value: HashMap<ValueKey, Tensor>,
+    by_parameter: HashMap<ParameterId, Tensor>,
+}
+
+impl Gradients {
+    /// The gradient of a leaf; `None` where the loss doesn't depend on it.
+    pub fn of(&self, leaf: &Var) -> Option<&Tensor> {
+        self.by_value.get(&leaf.key)
+    }
+    /// The gradient of a parameter; `None` where the loss doesn't depend on it.
+    pub fn parameter(&self, id: ParameterId) -> Option<&Tensor> {
+        self.by_parameter.get(&id)
+    }
+    /// How many leaves have a gradient.
+    pub fn len(&self) -> usize {
+        self.by_value.len()
+    }
+    /// True where no leaf has one.
+    pub fn is_empty(&self) -> bool {
+        self.by_value.is_empty()
+    }
+}

@@ -1,0 +1,176 @@
+//! Scopes: where a value is on the tape, and marks for all values of a region.
+
+use super::Tape;
+use super::graph::{Graph, MarkSource, NodeKey, Stored, ValueKey};
+use crate::mark::Site;
+use crate::{Mark, Result};
+use std::collections::HashMap;
+
+/// An open scope.
+#[derive(Debug)]
+pub(crate) struct ScopeFrame {
+    /// Names of the scopes from the outermost to this one, joined by dots; empty at the top.
+    pub path: String,
+    pub mark: Option<Mark>,
+    /// The innermost segment scope, this one included.
+    pub segment: Option<u32>,
+    pub is_segment: bool,
+    /// How often a name was given, so that the second `add` is `add_1`.
+    names: HashMap<String, u32>,
+    /// Values that belong here and may outlive it.
+    pub values: Vec<ValueKey>,
+}
+
+impl ScopeFrame {
+    pub fn top() -> ScopeFrame {
+        ScopeFrame {
+            path: String::new(),
+            mark: None,
+            segment: None,
+            is_segment: false,
+            names: HashMap::new(),
+            values: Vec::new(),
+        }
+    }
+
+    pub fn path_of(&self, name: &str) -> String {
+        if self.path.is_empty() { name.to_string() } else { format!("{}.{name}", self.path) }
+    }
+
+    pub fn unique_name(&mut self, name: &str) -> String {
+        if let Some(count) = self.names.get_mut(name) {
+            *count += 1;
+            return format!("{name}_{}", *count - 1);
+        }
+        self.names.insert(name.to_string(), 1);
+        name.to_string()
+    }
+}
+
+/// An open scope of a tape; it closes when dropped. A scope covers the values made inside that don't outlive it: one
+/// whose handle is still held when the scope closes (its output) belongs to the scope around it, by path (it bears the
+/// closed scope's path) and by mark.
+///
+/// Declare it before the values it shall cover: locals are dropped in reverse order.
+#[derive(Debug)]
+#[must_use = "a scope closes when dropped; bind it to a variable"]
+pub struct Scope {
+    tape: Tape,
+    depth: usize,
+}
+
+impl Scope {
+    pub(super) fn open(tape: &Tape, name: &str) -> Scope {
+        let mut graph = tape.graph();
+        let parent = graph.scopes.last().expect("the top scope never closes");
+        let path = parent.path_of(name);
+        let segment = parent.segment;
+        let is_segment = graph.options.policy.as_ref().is_some_and(|p| p.is_segment(&path));
+        let mut frame = ScopeFrame { path, segment, ..ScopeFrame::top() };
+        if is_segment {
+            frame.make_segment(&mut graph.next_segment);
+        }
+        graph.scopes.push(frame);
+        let depth = graph.scopes.len() - 1;
+        drop(graph);
+        Scope { tape: tape.clone(), depth }
+    }
+
+    /// Marks every value of this scope that has no mark of its own. It overrules the policy and outer scopes.
+    pub fn mark(self, mark: Mark) -> Scope {
+        self.tape.graph().scopes[self.depth].mark = Some(mark);
+        self
+    }
+
+    /// Makes this scope a segment: while backward visits another scope, a chain of replays through this one holds only
+    /// its boundaries (the values that outlive it), not its inside.
+    pub fn segment(self) -> Scope {
+        let mut graph = self.tape.graph();
+        let graph_ref = &mut *graph;
+        graph_ref.scopes[self.depth].make_segment(&mut graph_ref.next_segment);
+        drop(graph);
+        self
+    }
+}
+
+impl ScopeFrame {
+    fn make_segment(&mut self, next: &mut u32) {
+        self.segment = Some(*next);
+        self.is_segment = true;
+        *next += 1;
+    }
+}
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        let mut graph = self.tape.graph();
+        // Scopes that were leaked or moved and are still open inside close with this one.
+        while graph.scopes.len() > self.depth {
+            close(&mut graph);
+        }
+    }
+}
+
+fn close(graph: &mut Graph) {
+    let frame = graph.scopes.pop().expect("the loop above checks");
+    let level = graph.scopes.len() - 1;
+    let outer_segment = graph.scopes[level].segment;
+    let mut survivors = 0;
+    let mut renamed: Option<(NodeKey, String)> = None;
+    for key in frame.values {
+        let Some(value) = graph.values.get(key) else { continue };
+        let is_root = value.root == key;
+        let survives = if is_root { value.root_handles > 0 } else { value.handles > 0 };
+        if !survives {
+            continue;
+        }
+        // Outputs of one op share a name.
+        let name = match &renamed {
+            Some((node, name)) if *node == value.node => format!("{name}#{}", value.output),
+            _ => {
+                survivors += 1;
+                let name =
+                    if survivors == 1 { frame.path.clone() } else { format!("{}_{}", frame.path, survivors - 1) };
+                renamed = Some((value.node, name.clone()));
+                name
+            }
+        };
+        let node = &graph.nodes[value.node];
+        let (op, flops, traffic, spec, output) =
+            (node.op_name(), node.flops, node.traffic, value.spec.clone(), value.output);
+        let unsettled = matches!(value.stored, Stored::Unsettled);
+        if is_root && !value.exact && unsettled && value.source != MarkSource::Value {
+            let site = Site {
+                path: &name,
+                op,
+                output,
+                shape: &spec.shape,
+                dtype: spec.dtype,
+                bytes: spec.bytes(),
+                flops,
+                traffic,
+            };
+            let (mark, source) = graph.decide(level, &site);
+            graph.count_rule(graph.values[key].source, -1);
+            graph.count_rule(source, 1);
+            let may_drop_outside = graph.may_drop_outside(level, &site);
+            let value = &mut graph.values[key];
+            (value.mark, value.source, value.may_drop_outside) = (mark, source, may_drop_outside);
+            graph.require_recipe(key);
+        }
+        let value = &mut graph.values[key];
+        value.path = name.into();
+        if unsettled {
+            value.boundary |= frame.is_segment;
+            value.segment = outer_segment;
+        }
+        graph.scopes[level].values.push(key);
+    }
+}
+
+/// Runs `f` in a scope of its own whose values are recomputed: what other engines call a checkpoint. It holds what `f`
+/// takes from outside and its result, and replays the inside once when backward gets there.
+pub fn checkpoint<T>(tape: &Tape, name: &str, f: impl FnOnce() -> Result<T>) -> Result<T> {
+    let _scope = tape.scope(name).mark(Mark::Recompute);
+    f()
+}

@@ -1,0 +1,243 @@
+//! Tiled attention (Dao 2023), forward, and what its backward shares with it.
+//!
+//! With s_ij = scale q_i . k_j (masked to -inf), lse_i = ln sum_j exp(s_ij), p_ij = exp(s_ij - lse_i):
+//! out_i = sum_j p_ij v_j. Keys come in tiles; a row's running maximum m and sum l absorb each tile by
+//! l = l e^(m - m') + sum_j e^(s_ij - m'), and out likewise. The maximum is never clamped.
+//!
+//! Tiles above the causal diagonal are never visited, only tiles on it are masked. Every tile's product is one small
+//! GEMM on the operands as they lie in memory, so nothing beyond a tensor's end is read and nothing is padded.
+
+use crate::exec::Exec;
+use crate::gemm::{Matrix, product};
+use crate::math::{Float, sum_blocks};
+use crate::random::words;
+use crate::softmax::row_max;
+use crate::view::{BLOCK, Rows, Span, for_float};
+use retape_core::kernel::{AttentionSpec, RandomStream};
+use retape_core::{Result, Tensor};
+
+/// Queries and keys of a tile of the forward pass. Keys are a multiple of the block.
+const QUERIES: usize = 64;
+const KEYS: usize = 256;
+
+/// A tensor `[batch, time, heads, head size]`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Heads<T> {
+    span: Span<T>,
+    strides: [usize; 4],
+    pub batch: usize,
+    pub time: usize,
+    pub heads: usize,
+    pub size: usize,
+}
+
+impl<T: Float> Heads<T> {
+    pub fn of(tensor: &Tensor) -> Heads<T> {
+        let (shape, strides) = (tensor.shape(), &tensor.layout().strides);
+        Heads {
+            span: Span::of(tensor),
+            strides: [strides[0], strides[1], strides[2], strides[3]],
+            batch: shape[0],
+            time: shape[1],
+            heads: shape[2],
+            size: shape[3],
+        }
+    }
+
+    /// Times `from .. from + len` of one head as a matrix `[len, head size]`.
+    pub fn tile(&self, batch: usize, head: usize, from: usize, len: usize) -> Matrix<T> {
+        Matrix {
+            span: self.span,
+            start: batch * self.strides[0] + from * self.strides[1] + head * self.strides[2],
+            rows: len,
+            cols: self.size,
+            row_stride: self.strides[1],
+            col_stride: self.strides[3],
+        }
+    }
+
+    /// One time of one head.
+    #[inline(always)]
+    pub fn row(&self, batch: usize, head: usize, time: usize) -> Span<T> {
+        let start = batch * self.strides[0] + time * self.strides[1] + head * self.strides[2];
+        self.span.part(start, self.size, self.strides[3])
+    }
+}
+
+/// Which keys a query sees, and which weights are dropped.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Mask {
+    queries: usize,
+    keys: usize,
+    causal: bool,
+    dropout: Option<(RandomStream, u64)>,
+    /// 1 / (1 - p)
+    pub keep: f64,
+}
+
+impl Mask {
+    pub fn new(spec: AttentionSpec, queries: usize, keys: usize) -> Mask {
+        let dropout = (spec.dropout > 0.0).then(|| (spec.stream, RandomStream::threshold(spec.dropout)));
+        Mask { queries, keys, causal: spec.causal, dropout, keep: 1.0 / (1.0 - spec.dropout) }
+    }
+
+    /// Query `i` sees keys 0 .. this.
+    #[inline(always)]
+    pub fn visible(&self, i: usize) -> usize {
+        if self.causal { (i + 1 + self.keys).saturating_sub(self.queries).min(self.keys) } else { self.keys }
+    }
+
+    /// The first query that sees key `j`, `queries` if none does.
+    pub fn first_query(&self, j: usize) -> usize {
+        if self.causal { (j + self.queries).saturating_sub(self.keys).min(self.queries) } else { 0 }
+    }
+
+    pub fn drops(&self) -> bool {
+        self.dropout.is_some()
+    }
+
+    /// For query row `row` = (b H + h) Tq + i, which of the weights at keys `j .. j + 64` are kept.
+    #[inline(always)]
+    pub fn kept(&self, row: usize, j: usize) -> [bool; BLOCK] {
+        match self.dropout {
+            None => [true; BLOCK],
+            Some((stream, threshold)) => {
+                words(stream, (row as u64) * self.keys as u64 + j as u64).map(|w| w as u64 >= threshold)
+            }
+        }
+    }
+}
+
+/// out = dropout(softmax(scale q k^T + mask)) v, and lse.
+pub(crate) fn attention(
+    exec: &Exec,
+    (q, k, v): (&Tensor, &Tensor, &Tensor),
+    spec: AttentionSpec,
+    out: &Tensor,
+    lse: &Tensor,
+) -> Result<()> {
+    for_float!("attention", q.dtype(), T => {
+        let [qs, ks, vs, outs] = [q, k, v, out].map(Heads::<T>::of);
+        let (mask, lses) = (Mask::new(spec, qs.time, ks.time), Span::<T>::of(lse));
+        let blocks = qs.time.div_ceil(QUERIES);
+        let heads = qs.batch * qs.heads;
+        exec.run(blocks * heads, work(&qs, ks.time), #[inline(always)] |task| {
+            // The last queries see most: they go first.
+            let (block, index) = (blocks - 1 - task / heads, task % heads);
+            let (b, h) = (index / qs.heads, index % qs.heads);
+            let from = block * QUERIES;
+            let rows = QUERIES.min(qs.time - from);
+            exec.scratch::<T, _>(QUERIES * (KEYS + vs.size + 2), #[inline(always)] |memory| {
+                let (s_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
+                let (o_memory, memory) = memory.split_at_mut(QUERIES * vs.size);
+                let (maximum, sum) = memory.split_at_mut(QUERIES);
+                maximum.fill(-T::INFINITY);
+                sum.fill(T::ZERO);
+                let kv_head = h / (qs.heads / ks.heads);
+                let q_tile = qs.tile(b, h, from, rows);
+                let o = Matrix::over(o_memory, rows, vs.size, vs.size);
+                let end = mask.visible(from + rows - 1);
+                for j in (0..end).step_by(KEYS) {
+                    let keys = KEYS.min(end - j);
+                    let s = Matrix::over(s_memory, rows, keys, KEYS);
+                    product(s, false, q_tile, ks.tile(b, kv_head, j, keys).t(), T::of(spec.scale));
+                    for i in 0..rows {
+                        let scores = s.span.part(i * KEYS, KEYS, 1);
+                        let visible = mask.visible(from + i).saturating_sub(j).min(keys);
+                        let row = (b * qs.heads + h) * qs.time + from + i;
+                        let shrink = absorb(scores, visible, keys, (&mut maximum[i], &mut sum[i]), &mask, row, j);
+                        if j > 0 && shrink != T::ONE {
+                            scale_row(o.span.part(i * vs.size, vs.size, 1), shrink);
+                        }
+                    }
+                    product(o, j > 0, s, vs.tile(b, kv_head, j, keys), T::ONE);
+                }
+                for i in 0..rows {
+                    let seen = sum[i] != T::ZERO;
+                    let (source, target) = (o.span.part(i * vs.size, vs.size, 1), outs.row(b, h, from + i));
+                    let inverse = T::ONE / sum[i];
+                    for c in (0..vs.size).step_by(BLOCK) {
+                        let values = source.load::<BLOCK>(c, T::ZERO);
+                        target.store(c, values.map(|x| if seen { x * inverse } else { T::ZERO }));
+                    }
+                    let row = (b * qs.heads + h) * qs.time + from + i;
+                    lses.set(row, if seen { maximum[i] + Float::ln(sum[i]) } else { -T::INFINITY });
+                }
+            });
+        });
+    });
+    Ok(())
+}
+
+/// Turns a tile's row of scores into weights exp(s - m), 0 behind `visible`, with m the running maximum; updates m and
+/// the running sum, drops weights, and gives the factor for what was gathered before.
+#[inline(always)]
+fn absorb<T: Float>(
+    scores: Span<T>,
+    visible: usize,
+    keys: usize,
+    (maximum, sum): (&mut T, &mut T),
+    mask: &Mask,
+    row: usize,
+    j: usize,
+) -> T {
+    let seen = scores.sub(0, visible);
+    let new = maximum.larger(row_max(seen));
+    if new == -T::INFINITY {
+        (0..keys).step_by(BLOCK).for_each(|c| scores.store(c, [T::ZERO; BLOCK]));
+        return T::ONE;
+    }
+    let shrink = Float::exp(*maximum - new);
+    let total = sum_blocks(
+        visible,
+        #[inline(always)]
+        |c| {
+            let weights = seen.load::<BLOCK>(c, -T::INFINITY).map(|s| Float::exp(s - new));
+            let mut stored = weights;
+            if mask.drops() {
+                let (kept, scale) = (mask.kept(row, j + c), T::of(mask.keep));
+                for (w, kept) in stored.iter_mut().zip(kept) {
+                    *w = if kept { *w * scale } else { T::ZERO };
+                }
+            }
+            // The row of the tile goes on to a multiple of the block: weights behind `visible` are 0.
+            scores.store(c, stored);
+            weights
+        },
+    );
+    (visible.next_multiple_of(BLOCK)..keys).step_by(BLOCK).for_each(|c| scores.store(c, [T::ZERO; BLOCK]));
+    *sum = *sum * shrink + total;
+    *maximum = new;
+    shrink
+}
+
+#[inline(always)]
+fn scale_row<T: Float>(row: Span<T>, factor: T) {
+    for c in (0..row.len()).step_by(BLOCK) {
+        row.store(c, row.load::<BLOCK>(c, T::ZERO).map(|x| x * factor));
+    }
+}
+
+/// Work of one pass, for the choice to go parallel.
+pub(crate) fn work<T>(q: &Heads<T>, keys: usize) -> usize {
+    (q.batch * q.heads * q.time).saturating_mul(keys).saturating_mul(q.size / 4 + 4)
+}
+
+/// delta `[batch, heads, Tq]` = sum over the head size of g o.
+pub(crate) fn attention_delta(exec: &Exec, o: &Tensor, g: &Tensor, delta: &Tensor) -> Result<()> {
+    for_float!("attention_delta", o.dtype(), T => {
+        let (os, gs, deltas) = (Heads::<T>::of(o), Heads::<T>::of(g), Rows::<T>::of(delta));
+        exec.run(os.batch * os.heads, o.len(), #[inline(always)] |index| {
+            let (b, h) = (index / os.heads, index % os.heads);
+            let delta = deltas.row(index);
+            for i in 0..os.time {
+                let (o, g) = (os.row(b, h, i), gs.row(b, h, i));
+                delta.set(i, sum_blocks(os.size, #[inline(always)] |c| {
+                    let (u, v) = (o.load::<BLOCK>(c, T::ZERO), g.load::<BLOCK>(c, T::ZERO));
+                    std::array::from_fn(|j| u[j] * v[j])
+                }));
+            }
+        });
+    });
+    Ok(())
+}

@@ -1,0 +1,174 @@
+//! Backward of tiled attention, in two passes that each recompute the weights p_ij = exp(s_ij - lse_i).
+//!
+//! With g the gradient of out, z_ij = kept_ij / (1 - p_drop) and delta_i = g_i . out_i:
+//! dv_j = sum_i z_ij p_ij g_i, dp_ij = z_ij g_i . v_j, ds_ij = p_ij (dp_ij - delta_i),
+//! dk_j = scale sum_i ds_ij q_i, dq_i = scale sum_j ds_ij k_j.
+//!
+//! One pass owns blocks of keys and gives dk and dv, the other owns blocks of queries and gives dq: every sum is made by
+//! one task in a fixed order.
+
+use crate::attention::{Heads, Mask, work};
+use crate::exec::Exec;
+use crate::gemm::{Matrix, product};
+use crate::math::Float;
+use crate::view::{BLOCK, Rows, for_float};
+use retape_core::kernel::AttentionSpec;
+use retape_core::{Result, Tensor};
+
+/// Queries and keys of a tile. Keys are a multiple of the block.
+const QUERIES: usize = 128;
+const KEYS: usize = 128;
+
+/// What both passes read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Saved<'a> {
+    pub q: &'a Tensor,
+    pub k: &'a Tensor,
+    pub v: &'a Tensor,
+    pub g: &'a Tensor,
+    pub lse: &'a Tensor,
+    pub delta: &'a Tensor,
+    pub spec: AttentionSpec,
+}
+
+struct Pass<T> {
+    q: Heads<T>,
+    k: Heads<T>,
+    v: Heads<T>,
+    g: Heads<T>,
+    lse: Rows<T>,
+    delta: Rows<T>,
+    mask: Mask,
+    scale: T,
+}
+
+impl<T: Float> Pass<T> {
+    fn of(saved: Saved<'_>) -> Pass<T> {
+        let [q, k, v, g] = [saved.q, saved.k, saved.v, saved.g].map(Heads::<T>::of);
+        let mask = Mask::new(saved.spec, q.time, k.time);
+        let (lse, delta) = (Rows::of(saved.lse), Rows::of(saved.delta));
+        Pass { q, k, v, g, lse, delta, mask, scale: T::of(saved.spec.scale) }
+    }
+
+    /// Fills `p` with z p and `ds` with ds for queries `i ..` and keys `j ..` of one head.
+    #[inline(always)]
+    fn weights(&self, (b, h): (usize, usize), i: usize, j: usize, p: Matrix<T>, ds: Matrix<T>) {
+        let kv_head = h / (self.q.heads / self.k.heads);
+        let (rows, keys) = (p.rows, p.cols);
+        product(p, false, self.q.tile(b, h, i, rows), self.k.tile(b, kv_head, j, keys).t(), self.scale);
+        product(ds, false, self.g.tile(b, h, i, rows), self.v.tile(b, kv_head, j, keys).t(), T::ONE);
+        let index = b * self.q.heads + h;
+        let (lses, deltas) = (self.lse.row(index), self.delta.row(index));
+        let keep = T::of(self.mask.keep);
+        for r in 0..rows {
+            let (p, ds) = (p.span.part(r * KEYS, KEYS, 1), ds.span.part(r * KEYS, KEYS, 1));
+            let visible = self.mask.visible(i + r).saturating_sub(j).min(keys);
+            let (lse, delta) = (lses.get(i + r), deltas.get(i + r));
+            // A row that saw nothing has weights 0: exp(s - inf).
+            let lse = if lse == -T::INFINITY { T::INFINITY } else { lse };
+            for c in (0..keys).step_by(BLOCK) {
+                let (s, dp) = (p.load::<BLOCK>(c, T::ZERO), ds.load::<BLOCK>(c, T::ZERO));
+                let (mut weights, mut grads) = ([T::ZERO; BLOCK], [T::ZERO; BLOCK]);
+                if c < visible {
+                    weights = s.map(|s| Float::exp(s - lse));
+                    if self.mask.drops() {
+                        let kept = self.mask.kept(index * self.q.time + i + r, j + c);
+                        for n in 0..BLOCK {
+                            let z = if kept[n] { keep } else { T::ZERO };
+                            grads[n] = weights[n] * (z * dp[n] - delta);
+                            weights[n] = weights[n] * z;
+                        }
+                    } else {
+                        for n in 0..BLOCK {
+                            grads[n] = weights[n] * (dp[n] - delta);
+                        }
+                    }
+                    if visible < c + BLOCK {
+                        for n in 0..BLOCK {
+                            weights[n] = if c + n < visible { weights[n] } else { T::ZERO };
+                            grads[n] = if c + n < visible { grads[n] } else { T::ZERO };
+                        }
+                    }
+                }
+                p.store(c, weights);
+                ds.store(c, grads);
+            }
+        }
+    }
+}
+
+/// Writes a matrix of scratch to its place in a tensor.
+#[inline(always)]
+fn write<T: Float>(from: Matrix<T>, out: &Heads<T>, (b, h): (usize, usize), time: usize) {
+    for r in 0..from.rows {
+        let (source, target) = (from.span.part(r * from.row_stride, from.cols, 1), out.row(b, h, time + r));
+        (0..from.cols).step_by(BLOCK).for_each(|c| target.store(c, source.load::<BLOCK>(c, T::ZERO)));
+    }
+}
+
+/// dk and dv, summed over the query heads that a kv head serves.
+pub(crate) fn attention_grad_kv(exec: &Exec, saved: Saved<'_>, dk: &Tensor, dv: &Tensor) -> Result<()> {
+    for_float!("attention_grad_kv", saved.q.dtype(), T => {
+        let pass = Pass::<T>::of(saved);
+        let (dks, dvs) = (Heads::<T>::of(dk), Heads::<T>::of(dv));
+        let (size, v_size, heads) = (pass.k.size, pass.v.size, pass.k.batch * pass.k.heads);
+        let group = pass.q.heads / pass.k.heads.max(1);
+        let tasks = pass.k.time.div_ceil(KEYS) * heads;
+        exec.run(tasks, work(&pass.q, pass.k.time), #[inline(always)] |task| {
+            // The first keys are seen by most: they go first, as they come.
+            let (j, index) = (task / heads * KEYS, task % heads);
+            let (b, kv_head) = (index / pass.k.heads, index % pass.k.heads);
+            let keys = KEYS.min(pass.k.time - j);
+            exec.scratch::<T, _>(2 * QUERIES * KEYS + KEYS * (size + v_size), #[inline(always)] |memory| {
+                let (p_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
+                let (ds_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
+                memory.fill(T::ZERO);
+                let (dk_memory, dv_memory) = memory.split_at_mut(KEYS * size);
+                let (dk, dv) = (Matrix::over(dk_memory, keys, size, size), Matrix::over(dv_memory, keys, v_size, v_size));
+                for h in kv_head * group..(kv_head + 1) * group {
+                    let first = pass.mask.first_query(j);
+                    for i in (first..pass.q.time).step_by(QUERIES) {
+                        let rows = QUERIES.min(pass.q.time - i);
+                        let p = Matrix::over(p_memory, rows, keys, KEYS);
+                        let ds = Matrix::over(ds_memory, rows, keys, KEYS);
+                        pass.weights((b, h), i, j, p, ds);
+                        product(dv, true, p.t(), pass.g.tile(b, h, i, rows), T::ONE);
+                        product(dk, true, ds.t(), pass.q.tile(b, h, i, rows), pass.scale);
+                    }
+                }
+                write(dk, &dks, (b, kv_head), j);
+                write(dv, &dvs, (b, kv_head), j);
+            });
+        });
+    });
+    Ok(())
+}
+
+/// dq.
+pub(crate) fn attention_grad_q(exec: &Exec, saved: Saved<'_>, dq: &Tensor) -> Result<()> {
+    for_float!("attention_grad_q", saved.q.dtype(), T => {
+        let (pass, dqs) = (Pass::<T>::of(saved), Heads::<T>::of(dq));
+        let (size, heads, blocks) = (pass.q.size, pass.q.batch * pass.q.heads, pass.q.time.div_ceil(QUERIES));
+        exec.run(blocks * heads, work(&pass.q, pass.k.time), #[inline(always)] |task| {
+            let (i, index) = ((blocks - 1 - task / heads) * QUERIES, task % heads);
+            let (b, h) = (index / pass.q.heads, index % pass.q.heads);
+            let rows = QUERIES.min(pass.q.time - i);
+            exec.scratch::<T, _>(2 * QUERIES * KEYS + QUERIES * size, #[inline(always)] |memory| {
+                let (p_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
+                let (ds_memory, dq_memory) = memory.split_at_mut(QUERIES * KEYS);
+                dq_memory.fill(T::ZERO);
+                let dq = Matrix::over(dq_memory, rows, size, size);
+                let end = pass.mask.visible(i + rows - 1);
+                for j in (0..end).step_by(KEYS) {
+                    let keys = KEYS.min(end - j);
+                    let (p, ds) = (Matrix::over(p_memory, rows, keys, KEYS), Matrix::over(ds_memory, rows, keys, KEYS));
+                    pass.weights((b, h), i, j, p, ds);
+                    let kv_head = h / (pass.q.heads / pass.k.heads);
+                    product(dq, true, ds, pass.k.tile(b, kv_head, j, keys), pass.scale);
+                }
+                write(dq, &dqs, (b, h), i);
+            });
+        });
+    });
+    Ok(())
+}

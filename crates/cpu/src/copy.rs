@@ -1,0 +1,227 @@
+//! Fill and copy, for every dtype and pair of dtypes.
+
+use crate::exec::Exec;
+use crate::view::{BLOCK, Nest, Span};
+use half::{bf16, f16};
+use retape_core::{DType, Tensor};
+
+/// Conversion as core's cast defines it: through i64 between integers, through f64 otherwise. Both hold every value
+/// of the other types exactly, so one rounding is made.
+trait Cast: Copy + Default + Send + Sync {
+    const INTEGER: bool;
+    fn to_f64(self) -> f64;
+    fn of_f64(value: f64) -> Self;
+    fn to_i64(self) -> i64 {
+        unreachable!("floats go through f64")
+    }
+    fn of_i64(_: i64) -> Self {
+        unreachable!("floats go through f64")
+    }
+}
+
+macro_rules! cast_integer {
+    ($($t:ty),*) => {$(
+        impl Cast for $t {
+            const INTEGER: bool = true;
+            #[inline(always)]
+            fn to_f64(self) -> f64 { self as f64 }
+            #[inline(always)]
+            fn of_f64(value: f64) -> $t { value as $t }
+            #[inline(always)]
+            fn to_i64(self) -> i64 { self as i64 }
+            #[inline(always)]
+            fn of_i64(value: i64) -> $t { value as $t }
+        }
+    )*};
+}
+cast_integer!(i64, i32, u8);
+
+macro_rules! cast_float {
+    ($($t:ty, $to:expr, $of:expr);*) => {$(
+        impl Cast for $t {
+            const INTEGER: bool = false;
+            #[inline(always)]
+            fn to_f64(self) -> f64 { $to(self) }
+            #[inline(always)]
+            fn of_f64(value: f64) -> $t { $of(value) }
+        }
+    )*};
+}
+cast_float!(
+    f64, std::convert::identity, std::convert::identity;
+    f32, f64::from, |v| v as f32;
+    bf16, |v| f64::from(bf16::to_f32(v)), |v| bf16::from_f32(round_to_odd(v));
+    f16, |v| f64::from(f16::to_f32(v)), |v| f16::from_f32(round_to_odd(v))
+);
+
+/// A byte that is 0 or 1.
+#[derive(Clone, Copy, Default)]
+#[repr(transparent)]
+struct Flag(u8);
+
+impl Cast for Flag {
+    const INTEGER: bool = true;
+    #[inline(always)]
+    fn to_f64(self) -> f64 {
+        self.0 as f64
+    }
+    #[inline(always)]
+    fn of_f64(value: f64) -> Flag {
+        Flag((value != 0.0) as u8)
+    }
+    #[inline(always)]
+    fn to_i64(self) -> i64 {
+        self.0 as i64
+    }
+    #[inline(always)]
+    fn of_i64(value: i64) -> Flag {
+        Flag((value != 0) as u8)
+    }
+}
+
+/// f64 to f32 such that a second rounding, to fewer bits, is right: inexact results get an odd last bit.
+#[inline(always)]
+fn round_to_odd(value: f64) -> f32 {
+    let near = value as f32;
+    let error = value - near as f64;
+    if error == 0.0 || !near.is_finite() {
+        return near;
+    }
+    let away = (near > 0.0) != (error > 0.0); // rounded away from zero: take the last bit back first
+    f32::from_bits((near.to_bits() - away as u32) | 1)
+}
+
+/// Runs the body with `$t` bound to the element type of any dtype.
+macro_rules! for_any {
+    ($dtype:expr, $t:ident => $body:expr) => {
+        match $dtype {
+            DType::F64 => {
+                type $t = f64;
+                $body
+            }
+            DType::F32 => {
+                type $t = f32;
+                $body
+            }
+            DType::BF16 => {
+                type $t = bf16;
+                $body
+            }
+            DType::F16 => {
+                type $t = f16;
+                $body
+            }
+            DType::I64 => {
+                type $t = i64;
+                $body
+            }
+            DType::I32 => {
+                type $t = i32;
+                $body
+            }
+            DType::U8 => {
+                type $t = u8;
+                $body
+            }
+            DType::Bool => {
+                type $t = Flag;
+                $body
+            }
+        }
+    };
+}
+
+/// out = value.
+pub(crate) fn fill(exec: &Exec, value: f64, out: &Tensor) {
+    for_any!(out.dtype(), T => {
+        let (outs, value) = (Span::<T>::of(out), <T as Cast>::of_f64(value));
+        Nest::new([out]).for_each_run(exec, 1, #[inline(always)] |run| {
+            let o = run.of(0, outs);
+            for i in (0..run.len).step_by(BLOCK) {
+                o.store::<BLOCK>(i, [value; BLOCK]);
+            }
+        });
+    })
+}
+
+/// out = x, converted.
+pub(crate) fn copy(exec: &Exec, x: &Tensor, out: &Tensor) {
+    if x.dtype() == out.dtype() {
+        return match x.dtype().size() {
+            1 => convert::<u8, u8>(
+                exec,
+                x,
+                out,
+                #[inline(always)]
+                |v| v,
+            ),
+            2 => convert::<u16, u16>(
+                exec,
+                x,
+                out,
+                #[inline(always)]
+                |v| v,
+            ),
+            4 => convert::<u32, u32>(
+                exec,
+                x,
+                out,
+                #[inline(always)]
+                |v| v,
+            ),
+            _ => convert::<u64, u64>(
+                exec,
+                x,
+                out,
+                #[inline(always)]
+                |v| v,
+            ),
+        };
+    }
+    for_any!(x.dtype(), S => for_any!(out.dtype(), D => {
+        if S::INTEGER && D::INTEGER {
+            convert::<S, D>(exec, x, out, #[inline(always)] |v| <D as Cast>::of_i64(Cast::to_i64(v)))
+        } else {
+            convert::<S, D>(exec, x, out, #[inline(always)] |v| <D as Cast>::of_f64(Cast::to_f64(v)))
+        }
+    }))
+}
+
+#[inline(always)]
+fn convert<S, D>(exec: &Exec, x: &Tensor, out: &Tensor, f: impl Fn(S) -> D + Sync)
+where
+    S: Copy + Default + Send + Sync,
+    D: Copy + Default + Send + Sync,
+{
+    let (xs, outs) = (Span::<S>::of(x), Span::<D>::of(out));
+    Nest::new([out, x]).for_each_run(
+        exec,
+        1,
+        #[inline(always)]
+        |run| {
+            let (o, x) = (run.of(0, outs), run.of(1, xs));
+            for i in (0..run.len).step_by(BLOCK) {
+                o.store::<BLOCK>(i, x.load::<BLOCK>(i, S::default()).map(&f));
+            }
+        },
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_rounding_only() {
+        // 1 + 2^-11 + 2^-40 lies above the midpoint of two f16 numbers; through f32 it would fall onto it.
+        let above = 1.0 + 2f64.powi(-11) + 2f64.powi(-40);
+        assert_eq!(<f16 as Cast>::of_f64(above).to_f32(), 1.0 + 2f32.powi(-10));
+        assert_eq!(<f16 as Cast>::of_f64(-above).to_f32(), -1.0 - 2f32.powi(-10));
+        let below = 1.0 + 3.0 * 2f64.powi(-11) - 2f64.powi(-40);
+        assert_eq!(<f16 as Cast>::of_f64(below).to_f32(), 1.0 + 2f32.powi(-10));
+        let above = 1.0 + 2f64.powi(-8) + 2f64.powi(-40);
+        assert_eq!(<bf16 as Cast>::of_f64(above).to_f32(), 1.0 + 2f32.powi(-7));
+        assert!(<f16 as Cast>::of_f64(f64::NAN).is_nan());
+        assert_eq!(<f16 as Cast>::of_f64(1e300), f16::INFINITY);
+    }
+}

@@ -1,0 +1,216 @@
+//! Elementwise kernels, in blocks of 64 elements that are loaded, computed and stored: safe in place, and vectorised.
+
+use crate::exec::Exec;
+use crate::math::Float;
+use crate::view::{BLOCK, Nest, Span, for_float, unsupported};
+use retape_core::kernel::{Binary, Unary};
+use retape_core::{DType, Error, Result, Tensor};
+
+/// Costs of one element in plain additions, for the choice to go parallel.
+const CHEAP: usize = 1;
+const TRANSCENDENTAL: usize = 8;
+
+/// out = f(x).
+#[inline(always)]
+fn map1<T: Float>(exec: &Exec, cost: usize, x: &Tensor, out: &Tensor, f: impl Fn(T) -> T + Sync) {
+    let (xs, outs) = (Span::<T>::of(x), Span::<T>::of(out));
+    Nest::new([out, x]).for_each_run(
+        exec,
+        cost,
+        #[inline(always)]
+        |run| {
+            let (o, x) = (run.of(0, outs), run.of(1, xs));
+            for i in (0..run.len).step_by(BLOCK) {
+                o.store::<BLOCK>(i, x.load::<BLOCK>(i, T::ZERO).map(&f));
+            }
+        },
+    );
+}
+
+/// out = f(a, b).
+#[inline(always)]
+fn map2<T: Float>(exec: &Exec, cost: usize, a: &Tensor, b: &Tensor, out: &Tensor, f: impl Fn(T, T) -> T + Sync) {
+    let (xs, ys, outs) = (Span::<T>::of(a), Span::<T>::of(b), Span::<T>::of(out));
+    Nest::new([out, a, b]).for_each_run(
+        exec,
+        cost,
+        #[inline(always)]
+        |run| {
+            let (o, a, b) = (run.of(0, outs), run.of(1, xs), run.of(2, ys));
+            for i in (0..run.len).step_by(BLOCK) {
+                let (u, v) = (a.load::<BLOCK>(i, T::ZERO), b.load::<BLOCK>(i, T::ZERO));
+                o.store::<BLOCK>(i, std::array::from_fn(|j| f(u[j], v[j])));
+            }
+        },
+    );
+}
+
+/// gelu's tanh form as x sigmoid(2u): (sigmoid(2u), 2u') with u = sqrt(2/pi) (x + 0.044715 x^3).
+#[inline(always)]
+fn gelu_tanh_parts<T: Float>(x: T) -> (T, T) {
+    let c = T::of(2.0 * (2.0 / std::f64::consts::PI).sqrt());
+    let a = T::of(0.044715);
+    let square = x * x;
+    ((c * x * a.mul_add(square, T::ONE)).sigmoid(), c * (T::of(3.0) * a).mul_add(square, T::ONE))
+}
+
+/// out = f(x).
+pub(crate) fn unary(exec: &Exec, f: Unary, x: &Tensor, out: &Tensor) -> Result<()> {
+    for_float!("unary", x.dtype(), T => {
+        // Where x falls towards -inf, x sigmoid(x) and x Phi(x) go to 0: below these bounds they are 0 to the last bit.
+        let (low, gelu_low) = (-T::SATURATED, T::of(-40.0));
+        macro_rules! go {
+            ($cost:expr, $f:expr) => { map1::<T>(exec, $cost, x, out, #[inline(always)] $f) };
+        }
+        match f {
+            Unary::Neg => go!(CHEAP, |x| -x),
+            Unary::Scale(c) => { let c = T::of(c); go!(CHEAP, move |x| c * x) }
+            Unary::Shift(c) => { let c = T::of(c); go!(CHEAP, move |x| x + c) }
+            Unary::Exp => go!(TRANSCENDENTAL, |x| Float::exp(x)),
+            Unary::Log => go!(TRANSCENDENTAL, |x| Float::ln(x)),
+            Unary::Sqrt => go!(CHEAP, |x| x.root()),
+            Unary::Rsqrt => go!(CHEAP, |x| T::ONE / x.root()),
+            Unary::Reciprocal => go!(CHEAP, |x| T::ONE / x),
+            Unary::Square => go!(CHEAP, |x| x * x),
+            Unary::Abs => go!(CHEAP, |x| x.magnitude()),
+            Unary::Tanh => go!(TRANSCENDENTAL, |x| Float::tanh(x)),
+            Unary::Sigmoid => go!(TRANSCENDENTAL, |x| x.sigmoid()),
+            Unary::Relu => go!(CHEAP, |x| if x < T::ZERO { T::ZERO } else { x }),
+            Unary::Silu => go!(TRANSCENDENTAL, |x| x.limit(low, T::INFINITY) * x.sigmoid()),
+            Unary::Gelu => go!(TRANSCENDENTAL, |x| x.limit(gelu_low, T::INFINITY) * x.normal_cdf()),
+            Unary::GeluTanh => go!(TRANSCENDENTAL, |x| {
+                let x = x.limit(gelu_low, T::INFINITY);
+                x * gelu_tanh_parts(x).0
+            }),
+            Unary::Sin => go!(TRANSCENDENTAL, |x| Float::sin(x)),
+            Unary::Cos => go!(TRANSCENDENTAL, |x| Float::cos(x)),
+        }
+    });
+    Ok(())
+}
+
+/// out = g f'(.) with `saved` = y or x, as [`Unary::grad_reads_output`] says.
+pub(crate) fn unary_grad(exec: &Exec, f: Unary, saved: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
+    match f {
+        Unary::Neg => return unary(exec, Unary::Neg, g, out),
+        Unary::Scale(c) => return unary(exec, Unary::Scale(c), g, out),
+        Unary::Shift(_) => return unary(exec, Unary::Scale(1.0), g, out),
+        _ => {}
+    }
+    for_float!("unary_grad", g.dtype(), T => {
+        let (one, half) = (T::ONE, T::of(0.5));
+        let (low, high) = (-T::SATURATED, T::SATURATED);
+        macro_rules! go {
+            ($cost:expr, $f:expr) => { map2::<T>(exec, $cost, g, saved, out, #[inline(always)] $f) };
+        }
+        match f {
+            Unary::Neg | Unary::Scale(_) | Unary::Shift(_) => unreachable!("returned above"),
+            Unary::Exp => go!(CHEAP, |g, y| g * y),
+            Unary::Log => go!(CHEAP, |g, x| g / x),
+            Unary::Sqrt => go!(CHEAP, |g, y| g * half / y),
+            Unary::Rsqrt => go!(CHEAP, |g, y| g * (-half * y * y * y)),
+            Unary::Reciprocal => go!(CHEAP, |g, y| g * -(y * y)),
+            Unary::Square => go!(CHEAP, |g, x| g * (x + x)),
+            Unary::Abs => go!(CHEAP, |g, x| {
+                if x > T::ZERO { g } else if x < T::ZERO { -g } else { g * (x * T::ZERO) }
+            }),
+            Unary::Tanh => go!(CHEAP, |g, y| g * (one - y) * (one + y)),
+            Unary::Sigmoid => go!(CHEAP, |g, y| g * (y * (one - y))),
+            Unary::Relu => go!(CHEAP, |g, x| if x > T::ZERO { g } else { T::ZERO }),
+            Unary::Silu => go!(TRANSCENDENTAL, |g, x| {
+                let x = x.limit(low, high);
+                let s = x.sigmoid();
+                g * (x * s).mul_add(one - s, s)
+            }),
+            Unary::Gelu => go!(TRANSCENDENTAL, |g, x| {
+                let x = x.limit(T::of(-40.0), T::of(40.0));
+                let density = Float::exp(-half * x * x) * T::of(0.398_942_280_401_432_7);
+                g * x.mul_add(density, x.normal_cdf())
+            }),
+            Unary::GeluTanh => go!(TRANSCENDENTAL, |g, x| {
+                let x = x.limit(T::of(-40.0), T::of(40.0));
+                let (s, slope) = gelu_tanh_parts(x);
+                g * (x * s * slope).mul_add(one - s, s)
+            }),
+            Unary::Sin => go!(TRANSCENDENTAL, |g, x| g * Float::cos(x)),
+            Unary::Cos => go!(TRANSCENDENTAL, |g, x| -(g * Float::sin(x))),
+        }
+    });
+    Ok(())
+}
+
+/// out = f(a, b).
+pub(crate) fn binary(exec: &Exec, f: Binary, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
+    for_float!("binary", a.dtype(), T => {
+        macro_rules! go {
+            ($f:expr) => { map2::<T>(exec, CHEAP, a, b, out, #[inline(always)] $f) };
+        }
+        match f {
+            Binary::Add => go!(|a, b| a + b),
+            Binary::Sub => go!(|a, b| a - b),
+            Binary::Mul => go!(|a, b| a * b),
+            Binary::Div => go!(|a, b| a / b),
+            Binary::Maximum => go!(|a, b| a.larger(b)),
+            Binary::Minimum => go!(|a, b| a.smaller(b)),
+        }
+    });
+    Ok(())
+}
+
+/// out = g where a wins, g/2 on a tie, else 0.
+pub(crate) fn extremum_grad(exec: &Exec, f: Binary, a: &Tensor, b: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
+    let sign = match f {
+        Binary::Maximum => 1.0,
+        Binary::Minimum => -1.0,
+        _ => {
+            let reason = format!("{f:?} is not an extremum");
+            return Err(Error::Unsupported { kernel: "extremum_grad", device: "cpu".into(), reason });
+        }
+    };
+    for_float!("extremum_grad", a.dtype(), T => {
+        let (sign, half) = (T::of(sign), T::of(0.5));
+        let (xs, ys, gs, outs) = (Span::<T>::of(a), Span::<T>::of(b), Span::<T>::of(g), Span::<T>::of(out));
+        Nest::new([out, a, b, g]).for_each_run(exec, CHEAP, #[inline(always)] |run| {
+            let (o, a, b, g) = (run.of(0, outs), run.of(1, xs), run.of(2, ys), run.of(3, gs));
+            for i in (0..run.len).step_by(BLOCK) {
+                let (u, v) = (a.load::<BLOCK>(i, T::ZERO), b.load::<BLOCK>(i, T::ZERO));
+                let w = g.load::<BLOCK>(i, T::ZERO);
+                o.store::<BLOCK>(i, std::array::from_fn(|j| {
+                    let lead = sign * (u[j] - v[j]);
+                    if u[j] == v[j] { half * w[j] } else if lead > T::ZERO { w[j] } else { T::ZERO }
+                }));
+            }
+        });
+    });
+    Ok(())
+}
+
+/// out = a where cond else b, for elements of any type by their size.
+pub(crate) fn select(exec: &Exec, cond: &Tensor, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
+    fn of_size<T: Copy + Default + Send + Sync>(exec: &Exec, cond: &Tensor, a: &Tensor, b: &Tensor, out: &Tensor) {
+        let (conds, xs, ys, outs) = (Span::<u8>::of(cond), Span::<T>::of(a), Span::<T>::of(b), Span::<T>::of(out));
+        Nest::new([out, cond, a, b]).for_each_run(
+            exec,
+            CHEAP,
+            #[inline(always)]
+            |run| {
+                let (o, c, a, b) = (run.of(0, outs), run.of(1, conds), run.of(2, xs), run.of(3, ys));
+                for i in (0..run.len).step_by(BLOCK) {
+                    let c = c.load::<BLOCK>(i, 0);
+                    let (u, v) = (a.load::<BLOCK>(i, T::default()), b.load::<BLOCK>(i, T::default()));
+                    o.store::<BLOCK>(i, std::array::from_fn(|j| if c[j] != 0 { u[j] } else { v[j] }));
+                }
+            },
+        );
+    }
+    if !matches!(cond.dtype(), DType::Bool | DType::U8) {
+        return Err(unsupported("select", cond.dtype()));
+    }
+    match out.dtype().size() {
+        1 => of_size::<u8>(exec, cond, a, b, out),
+        2 => of_size::<u16>(exec, cond, a, b, out),
+        4 => of_size::<u32>(exec, cond, a, b, out),
+        _ => of_size::<u64>(exec, cond, a, b, out),
+    }
+    Ok(())
+}

@@ -1,0 +1,55 @@
+//! Embedding: rows of a table by id, and the scatter-add that is its gradient.
+
+use crate::exec::Exec;
+use crate::loss::integers;
+use crate::math::Float;
+use crate::softmax::for_each_row;
+use crate::view::{BLOCK, Rows, Span, for_float};
+use retape_core::{Error, Result, Tensor};
+
+/// Columns of one task of the gradient.
+const COLUMNS: usize = BLOCK;
+
+fn checked_ids(kernel: &'static str, ids: &Tensor, rows: usize) -> Result<Vec<usize>> {
+    let check = |(at, id): (usize, i64)| {
+        usize::try_from(id).ok().filter(|&id| id < rows).ok_or_else(|| Error::InvalidValue {
+            kernel,
+            reason: format!("id {id} at position {at} is outside the table of {rows} rows; allowed are 0..{rows}"),
+        })
+    };
+    integers(kernel, ids)?.into_iter().enumerate().map(check).collect()
+}
+
+/// out[.., :] = table[ids[..], :]
+pub(crate) fn embedding(exec: &Exec, table: &Tensor, ids: &Tensor, out: &Tensor) -> Result<()> {
+    let ids = checked_ids("embedding", ids, table.shape()[0])?;
+    for_float!("embedding", table.dtype(), T => {
+        let (tables, outs) = (Rows::<T>::of(table), Rows::<T>::of(out));
+        for_each_row(exec, ids.len(), tables.width, 1, #[inline(always)] |r| {
+            let (x, o) = (tables.row(ids[r]), outs.row(r));
+            (0..o.len()).step_by(BLOCK).for_each(|i| o.store(i, x.load::<BLOCK>(i, T::ZERO)));
+        });
+    });
+    Ok(())
+}
+
+/// out = sum of g's rows by id, in the order of ids. A task owns some columns of the table, so no two add to one place.
+pub(crate) fn embedding_grad(exec: &Exec, ids: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
+    let (rows, width) = (out.shape()[0], out.shape()[1]);
+    let ids = checked_ids("embedding_grad", ids, rows)?;
+    for_float!("embedding_grad", g.dtype(), T => {
+        let (gs, outs) = (Rows::<T>::of(g), Span::<T>::of(out));
+        exec.run(width.div_ceil(COLUMNS), (rows + 2 * ids.len()) * width, #[inline(always)] |task| {
+            let (first, len) = (task * COLUMNS, COLUMNS.min(width - task * COLUMNS));
+            for row in 0..rows {
+                outs.part(row * width + first, len, 1).store(0, [T::ZERO; COLUMNS]);
+            }
+            for (r, &id) in ids.iter().enumerate() {
+                let (o, g) = (outs.part(id * width + first, len, 1), gs.row(r).load::<COLUMNS>(first, T::ZERO));
+                let sum = o.load::<COLUMNS>(0, T::ZERO);
+                o.store::<COLUMNS>(0, std::array::from_fn(|j| sum[j] + g[j]));
+            }
+        });
+    });
+    Ok(())
+}

@@ -1,0 +1,130 @@
+//! Matrix product: out (+)= alpha a b, by faer's kernels on fixed tiles of `out`.
+//!
+//! The tiles follow from the shape alone, each is computed by one thread over the whole of k: the result has the same
+//! bits for any number of threads. faer is as fast for every orientation of its operands, so views go in as they are.
+
+use crate::exec::Exec;
+use crate::math::Float;
+use crate::view::{Span, for_float, offset_of};
+use faer::linalg::matmul::matmul as faer_matmul;
+use faer::{Accum, MatMut, MatRef, Par};
+use retape_core::{Result, Tensor};
+
+/// Rows and columns of a tile: small enough to give every thread some, large enough to pack operands rarely.
+const TILE: (usize, usize) = (256, 384);
+
+/// A matrix somewhere in a tensor: first element, size and strides.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Matrix<T> {
+    pub span: Span<T>,
+    pub start: usize,
+    pub rows: usize,
+    pub cols: usize,
+    pub row_stride: usize,
+    pub col_stride: usize,
+}
+
+impl<T: Float> Matrix<T> {
+    /// The row-major matrix at the start of a task's own memory, with rows `row_stride` apart.
+    pub fn over(memory: &mut [T], rows: usize, cols: usize, row_stride: usize) -> Matrix<T> {
+        Matrix { span: Span::over(memory), start: 0, rows, cols, row_stride, col_stride: 1 }
+    }
+
+    /// The transpose.
+    pub fn t(self) -> Matrix<T> {
+        Matrix { rows: self.cols, cols: self.rows, row_stride: self.col_stride, col_stride: self.row_stride, ..self }
+    }
+
+    /// Rows `r.0 ..` (`r.1` of them) and columns `c.0 ..` (`c.1` of them).
+    pub fn block(self, r: (usize, usize), c: (usize, usize)) -> Matrix<T> {
+        let start = self.start + r.0 * self.row_stride + c.0 * self.col_stride;
+        Matrix { start, rows: r.1, cols: c.1, ..self }
+    }
+
+    fn checked(self) -> *mut T {
+        if self.rows > 0 && self.cols > 0 {
+            let last = self.start + (self.rows - 1) * self.row_stride + (self.cols - 1) * self.col_stride;
+            assert!(last < self.span.len(), "a matrix reaches past its tensor");
+        }
+        self.span.ptr().wrapping_add(self.start)
+    }
+}
+
+/// out (+)= alpha a b on one thread. `out` shares no element with a and b.
+pub(crate) fn product<T: Float>(out: Matrix<T>, accumulate: bool, a: Matrix<T>, b: Matrix<T>, alpha: T) {
+    assert!(a.rows == out.rows && a.cols == b.rows && b.cols == out.cols);
+    if a.cols == 0 || out.rows == 0 || out.cols == 0 {
+        if !accumulate {
+            for r in 0..out.rows {
+                (0..out.cols).for_each(|c| out.span.set(out.start + r * out.row_stride + c * out.col_stride, T::ZERO));
+            }
+        }
+        return;
+    }
+    let beta = if accumulate { Accum::Add } else { Accum::Replace };
+    let view = |m: Matrix<T>| {
+        // SAFETY: `checked` found the matrix inside its span, and nothing writes a and b meanwhile.
+        unsafe {
+            MatRef::from_raw_parts(
+                m.checked() as *const T,
+                m.rows,
+                m.cols,
+                m.row_stride as isize,
+                m.col_stride as isize,
+            )
+        }
+    };
+    // SAFETY: as above; `out` belongs to this task alone and its strides give distinct elements.
+    let target = unsafe {
+        let (rs, cs) = (out.row_stride as isize, out.col_stride as isize);
+        MatMut::from_raw_parts_mut(out.checked(), out.rows, out.cols, rs, cs)
+    };
+    faer_matmul(target, beta, view(a), view(b), alpha, Par::Seq);
+}
+
+/// The `index`-th matrix of a tensor `[.., rows, cols]`.
+fn matrix<T: Float>(tensor: &Tensor, index: usize) -> Matrix<T> {
+    let layout = tensor.layout();
+    let batch = layout.rank() - 2;
+    Matrix {
+        span: Span::of(tensor),
+        start: offset_of(index, &layout.shape[..batch], &layout.strides[..batch]),
+        rows: layout.shape[batch],
+        cols: layout.shape[batch + 1],
+        row_stride: layout.strides[batch],
+        col_stride: layout.strides[batch + 1],
+    }
+}
+
+/// Cuts `len` into equal pieces of at most `most`, each a multiple of 16 but the last.
+fn cut(len: usize, most: usize) -> usize {
+    len.div_ceil(len.div_ceil(most).max(1)).next_multiple_of(16)
+}
+
+/// out (+)= alpha a b, `[.., m, k] x [.., k, n]`.
+pub(crate) fn matmul(exec: &Exec, a: &Tensor, b: &Tensor, alpha: f64, accumulate: bool, out: &Tensor) -> Result<()> {
+    if out.is_empty() {
+        return Ok(());
+    }
+    let rank = out.rank();
+    let (m, n, k) = (out.shape()[rank - 2], out.shape()[rank - 1], a.shape()[rank - 1]);
+    let batch = out.len() / (m * n);
+    let (rows, cols) = (cut(m, TILE.0), cut(n, TILE.1));
+    let (down, across) = (m.div_ceil(rows), n.div_ceil(cols));
+    let tiles = batch * down * across;
+    // Tiny products go several to a task.
+    let together = (64 * 1024 / (rows.min(m) * cols.min(n) * k.max(1)).max(1)).clamp(1, 1024);
+    for_float!("matmul", out.dtype(), T => {
+        let alpha = T::of(alpha);
+        exec.run(tiles.div_ceil(together), (batch * m * n).saturating_mul(k / 8 + 1), |task| {
+            for tile in task * together..((task + 1) * together).min(tiles) {
+                let (index, down_at, across_at) = (tile / (down * across), tile / across % down, tile % across);
+                let (r, c) = (down_at * rows, across_at * cols);
+                let (r, c) = ((r, rows.min(m - r)), (c, cols.min(n - c)));
+                let (a, b) = (matrix::<T>(a, index).block(r, (0, k)), matrix::<T>(b, index).block((0, k), c));
+                product(matrix::<T>(out, index).block(r, c), accumulate, a, b, alpha);
+            }
+        });
+    });
+    Ok(())
+}

@@ -1,0 +1,179 @@
+//! Layer norm over the last dimension (Ba, Kiros and Hinton 2016).
+//!
+//! With xhat = (x - mean) rstd: out = xhat weight + bias. For the gradient let e = g weight; as mean and rstd depend on
+//! every x of the row, dx = rstd (e - mean(e) - xhat mean(e xhat)). Mean and variance are taken in two passes.
+
+use crate::exec::Exec;
+use crate::math::{Float, sum_blocks};
+use crate::softmax::for_each_row;
+use crate::view::{BLOCK, Rows, Span, for_float};
+use retape_core::{Result, Tensor};
+
+/// Rows added up in the tensor's dtype, and the most pieces that rows are cut into.
+const ROWS: usize = 64;
+const PIECES: usize = 64;
+
+/// Elements `[n]` that may be absent, as a row; read in blocks.
+fn vector<T: Float>(tensor: Option<&Tensor>) -> Option<Span<T>> {
+    tensor.map(|t| Rows::<T>::of(t).row(0))
+}
+
+#[inline(always)]
+fn block_or<T: Float>(vector: Option<Span<T>>, i: usize, default: T) -> [T; BLOCK] {
+    match vector {
+        Some(v) => v.load(i, T::ZERO),
+        None => [default; BLOCK],
+    }
+}
+
+/// One number a row (mean, rstd), in the order of the rows.
+#[derive(Debug)]
+struct Stat<T>(Rows<T>);
+
+impl<T: Float> Stat<T> {
+    fn of(tensor: &Tensor) -> Stat<T> {
+        Stat(Rows::of(tensor))
+    }
+    #[inline(always)]
+    fn at(&self, r: usize) -> T {
+        if self.0.width == 1 { self.0.row(r).get(0) } else { self.0.row(r / self.0.width).get(r % self.0.width) }
+    }
+    #[inline(always)]
+    fn put(&self, r: usize, value: T) {
+        if self.0.width == 1 {
+            self.0.row(r).set(0, value)
+        } else {
+            self.0.row(r / self.0.width).set(r % self.0.width, value)
+        }
+    }
+}
+
+/// Operands of [`layer_norm`].
+#[derive(Debug)]
+pub(crate) struct LayerNorm<'a> {
+    pub x: &'a Tensor,
+    pub weight: Option<&'a Tensor>,
+    pub bias: Option<&'a Tensor>,
+    pub eps: f64,
+    pub out: &'a Tensor,
+    pub mean: &'a Tensor,
+    pub rstd: &'a Tensor,
+}
+
+pub(crate) fn layer_norm(exec: &Exec, op: LayerNorm<'_>) -> Result<()> {
+    for_float!("layer_norm", op.x.dtype(), T => {
+        let (xs, outs) = (Rows::<T>::of(op.x), Rows::<T>::of(op.out));
+        let (means, rstds) = (Stat::<T>::of(op.mean), Stat::<T>::of(op.rstd));
+        let (weight, bias) = (vector::<T>(op.weight), vector::<T>(op.bias));
+        let (n, eps) = (T::of(xs.width as f64), T::of(op.eps));
+        for_each_row(exec, xs.count, xs.width, 4, #[inline(always)] |r| {
+            let (x, o) = (xs.row(r), outs.row(r));
+            let mean = sum_blocks(x.len(), #[inline(always)] |i| x.load::<BLOCK>(i, T::ZERO)) / n;
+            let squares = sum_blocks(x.len(), #[inline(always)] |i| {
+                x.load::<BLOCK>(i, mean).map(|v| (v - mean) * (v - mean))
+            });
+            let rstd = T::ONE / (squares / n + eps).root();
+            means.put(r, mean);
+            rstds.put(r, rstd);
+            for i in (0..x.len()).step_by(BLOCK) {
+                let v = x.load::<BLOCK>(i, T::ZERO);
+                let (w, b) = (block_or(weight, i, T::ONE), block_or(bias, i, T::ZERO));
+                o.store::<BLOCK>(i, std::array::from_fn(|j| Float::mul_add((v[j] - mean) * rstd, w[j], b[j])));
+            }
+        });
+    });
+    Ok(())
+}
+
+/// Block `i` of a row's xhat and e.
+#[inline(always)]
+fn xhat_and_e<T: Float>(
+    x: Span<T>,
+    g: Span<T>,
+    weight: Option<Span<T>>,
+    (mean, rstd): (T, T),
+    i: usize,
+) -> ([T; BLOCK], [T; BLOCK]) {
+    let (v, d) = (x.load::<BLOCK>(i, mean), g.load::<BLOCK>(i, T::ZERO));
+    let w = block_or(weight, i, T::ONE);
+    (v.map(|v| (v - mean) * rstd), std::array::from_fn(|j| d[j] * w[j]))
+}
+
+pub(crate) fn layer_norm_grad(
+    exec: &Exec,
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    (mean, rstd): (&Tensor, &Tensor),
+    g: &Tensor,
+    out: &Tensor,
+) -> Result<()> {
+    for_float!("layer_norm_grad", x.dtype(), T => {
+        let (xs, gs, outs) = (Rows::<T>::of(x), Rows::<T>::of(g), Rows::<T>::of(out));
+        let (means, rstds, weight) = (Stat::<T>::of(mean), Stat::<T>::of(rstd), vector::<T>(weight));
+        let n = T::of(xs.width as f64);
+        for_each_row(exec, xs.count, xs.width, 4, #[inline(always)] |r| {
+            let (x, g, o) = (xs.row(r), gs.row(r), outs.row(r));
+            let (mean, rstd) = (means.at(r), rstds.at(r));
+            let xhat_and_e = |i| xhat_and_e(x, g, weight, (mean, rstd), i);
+            let e_mean = sum_blocks(x.len(), #[inline(always)] |i| xhat_and_e(i).1) / n;
+            let ex_mean = sum_blocks(x.len(), #[inline(always)] |i| {
+                let (xhat, e) = xhat_and_e(i);
+                std::array::from_fn(|j| xhat[j] * e[j])
+            }) / n;
+            for i in (0..x.len()).step_by(BLOCK) {
+                let (xhat, e) = xhat_and_e(i);
+                o.store::<BLOCK>(i, std::array::from_fn(|j| rstd * (e[j] - e_mean - xhat[j] * ex_mean)));
+            }
+        });
+    });
+    Ok(())
+}
+
+/// dweight = sum over rows of g xhat, dbias = sum of g. Rows are cut into pieces by their number alone, and the pieces'
+/// sums added in order.
+pub(crate) fn layer_norm_param_grad(
+    exec: &Exec,
+    x: &Tensor,
+    (mean, rstd): (&Tensor, &Tensor),
+    g: &Tensor,
+    dweight: Option<&Tensor>,
+    dbias: Option<&Tensor>,
+) -> Result<()> {
+    for_float!("layer_norm_param_grad", x.dtype(), T => {
+        let (xs, gs) = (Rows::<T>::of(x), Rows::<T>::of(g));
+        let (means, rstds) = (Stat::<T>::of(mean), Stat::<T>::of(rstd));
+        let (rows, n) = (xs.count, xs.width);
+        let piece = rows.div_ceil(PIECES).next_multiple_of(ROWS);
+        let parts = exec.collect(rows.div_ceil(piece.max(1)), rows * n * 3, #[inline(always)] |p| {
+            let (mut dw, mut db) = (vec![0f64; n], vec![0f64; n]);
+            let (mut w_memory, mut b_memory) = (vec![T::ZERO; n], vec![T::ZERO; n]);
+            let (w, b) = (Span::over(&mut w_memory), Span::over(&mut b_memory));
+            let end = rows.min((p + 1) * piece);
+            for from in (p * piece..end).step_by(ROWS) {
+                (0..n).step_by(BLOCK).for_each(|i| w.store(i, [T::ZERO; BLOCK]));
+                (0..n).step_by(BLOCK).for_each(|i| b.store(i, [T::ZERO; BLOCK]));
+                for r in from..end.min(from + ROWS) {
+                    let (x, g, mean, rstd) = (xs.row(r), gs.row(r), means.at(r), rstds.at(r));
+                    for i in (0..n).step_by(BLOCK) {
+                        let (v, d) = (x.load::<BLOCK>(i, T::ZERO), g.load::<BLOCK>(i, T::ZERO));
+                        let (u, s) = (w.load::<BLOCK>(i, T::ZERO), b.load::<BLOCK>(i, T::ZERO));
+                        w.store::<BLOCK>(i, std::array::from_fn(|j| d[j].mul_add((v[j] - mean) * rstd, u[j])));
+                        b.store::<BLOCK>(i, std::array::from_fn(|j| s[j] + d[j]));
+                    }
+                }
+                dw.iter_mut().zip(w.as_slice()).for_each(|(sum, part)| *sum += part.wide());
+                db.iter_mut().zip(b.as_slice()).for_each(|(sum, part)| *sum += part.wide());
+            }
+            (dw, db)
+        });
+        for i in 0..n {
+            if let Some(dw) = vector::<T>(dweight) {
+                dw.set(i, T::of(parts.iter().map(|p| p.0[i]).sum()));
+            }
+            if let Some(db) = vector::<T>(dbias) {
+                db.set(i, T::of(parts.iter().map(|p| p.1[i]).sum()));
+            }
+        }
+    });
+    Ok(())
+}

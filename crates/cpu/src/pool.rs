@@ -1,0 +1,184 @@
+//! Recycles freed buffers: the page faults of fresh memory cost more than many kernels.
+//!
+//! Every buffer is rounded up to a cache line and kept when freed. A request takes the best fit among those at most a
+//! sixteenth too large. What the pool holds, in use and cached, stays within `peak + peak/10 + 16 MiB`, where `peak` is
+//! the most that was ever requested at one time: beyond that the longest unused buffers go back to the system.
+
+use retape_core::{Buffer, Error, Result};
+use std::alloc::{Layout, alloc, dealloc};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Mutex;
+
+/// Alignment of every buffer: a cache line, and the widest SIMD register.
+const ALIGN: usize = 64;
+const SLACK: usize = 16 << 20;
+
+#[derive(Debug, Default)]
+pub(crate) struct Pool(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Real bytes of each buffer in use, by address.
+    in_use: HashMap<usize, usize>,
+    /// Cached buffers: (bytes, age) to address; of equal ones the youngest comes first.
+    by_size: BTreeMap<(usize, u64), usize>,
+    /// Age to bytes. Ages count down, so the oldest buffer is the last.
+    by_age: BTreeMap<u64, usize>,
+    clock: u64,
+    held: usize,
+    requested: usize,
+    peak: usize,
+}
+
+impl Pool {
+    pub fn allocate(&self, bytes: usize) -> Result<Buffer> {
+        if bytes == 0 {
+            return Ok(Buffer { address: ALIGN, bytes });
+        }
+        let state = &mut *self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let full = |state: &State| Error::OutOfMemory {
+            requested: bytes as u64,
+            in_use: state.requested as u64,
+            limit: state.requested as u64,
+        };
+        let size = bytes.checked_next_multiple_of(ALIGN).filter(|&n| n <= isize::MAX as usize - ALIGN);
+        let size = size.ok_or_else(|| full(state))?;
+        state.peak = state.peak.max(state.requested + bytes);
+        let fit = state.by_size.range((size, 0)..=(size + size / 16, u64::MAX)).next().map(|(&key, &a)| (key, a));
+        let (address, size) = match fit {
+            Some(((size, age), address)) => {
+                state.by_size.remove(&(size, age));
+                state.by_age.remove(&age);
+                (address, size)
+            }
+            None => {
+                state.shrink(size);
+                // A full machine may still serve the request once nothing is cached.
+                let address = take(size).or_else(|| {
+                    state.shrink(usize::MAX / 2);
+                    take(size)
+                });
+                state.held += size;
+                (
+                    address.ok_or_else(|| {
+                        state.held -= size;
+                        full(state)
+                    })?,
+                    size,
+                )
+            }
+        };
+        state.requested += bytes;
+        state.in_use.insert(address, size);
+        Ok(Buffer { address, bytes })
+    }
+
+    pub fn release(&self, buffer: Buffer) {
+        if buffer.bytes == 0 {
+            return;
+        }
+        let state = &mut *self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let Some(size) = state.in_use.remove(&buffer.address) else {
+            debug_assert!(false, "a buffer that this pool didn't give");
+            return;
+        };
+        state.requested -= buffer.bytes;
+        state.clock += 1;
+        let age = u64::MAX - state.clock;
+        state.by_size.insert((size, age), buffer.address);
+        state.by_age.insert(age, size);
+        state.shrink(0);
+    }
+
+    /// Bytes held from the system, in use and cached.
+    #[cfg(test)]
+    fn held(&self) -> usize {
+        self.0.lock().unwrap().held
+    }
+}
+
+impl State {
+    /// Frees the longest unused buffers until `more` bytes fit under the bound.
+    fn shrink(&mut self, more: usize) {
+        let bound = self.peak + self.peak / 10 + SLACK;
+        while self.held.saturating_add(more) > bound {
+            let Some((age, size)) = self.by_age.pop_last() else { return };
+            if let Some(address) = self.by_size.remove(&(size, age)) {
+                give_back(address, size);
+                self.held -= size;
+            }
+        }
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        for (&(size, _), &address) in &self.by_size {
+            give_back(address, size);
+        }
+    }
+}
+
+fn layout(size: usize) -> Option<Layout> {
+    Layout::from_size_align(size, ALIGN).ok()
+}
+
+fn take(size: usize) -> Option<usize> {
+    // SAFETY: `size` is not zero (a request of zero bytes never comes here).
+    let address = unsafe { alloc(layout(size)?) };
+    if address.is_null() { None } else { Some(address as usize) }
+}
+
+fn give_back(address: usize, size: usize) {
+    if let Some(layout) = layout(size) {
+        // SAFETY: `address` came from `take(size)`, so the layout is the same, and its entry was just removed.
+        unsafe { dealloc(address as *mut u8, layout) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn held_stays_within_the_bound() {
+        let pool = Pool::default();
+        let (mut live, mut requested, mut peak) = (Vec::new(), 0usize, 0usize);
+        let mut seed = 1u64;
+        for _ in 0..20_000 {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let draw = (seed >> 33) as usize;
+            if draw % 3 > 0 || live.is_empty() {
+                let bytes = draw % 3_000_000;
+                live.push(pool.allocate(bytes).unwrap());
+                requested += bytes;
+                peak = peak.max(requested);
+            }
+            while live.len() > 100 || (draw % 3 == 0 && !live.is_empty()) {
+                let buffer: Buffer = live.swap_remove(draw % live.len());
+                requested -= buffer.bytes;
+                pool.release(buffer);
+                if draw % 7 > 0 {
+                    break;
+                }
+            }
+            assert!(pool.held() <= peak + peak / 10 + SLACK, "{} held, {peak} at peak", pool.held());
+        }
+        live.drain(..).for_each(|b| pool.release(b));
+    }
+
+    #[test]
+    fn recycles_aligns_and_refuses() {
+        let pool = Pool::default();
+        let first = pool.allocate(1000).unwrap();
+        let address = first.address;
+        assert_eq!(address % ALIGN, 0);
+        pool.release(first);
+        let again = pool.allocate(990).unwrap();
+        assert_eq!(again.address, address);
+        pool.release(again);
+        assert!(matches!(pool.allocate(isize::MAX as usize), Err(Error::OutOfMemory { .. })));
+        assert!(matches!(pool.allocate(1 << 60), Err(Error::OutOfMemory { .. })));
+        pool.release(pool.allocate(0).unwrap());
+    }
+}

@@ -1,0 +1,115 @@
+//! Random numbers by Philox, 16 counter blocks (64 words) at a time; and dropout. A number depends on (seed, counter,
+//! index) alone.
+
+use crate::exec::Exec;
+use crate::math::Float;
+use crate::view::{BLOCK, Nest, Span, for_float};
+use retape_core::kernel::RandomStream;
+use retape_core::{Result, Tensor};
+
+/// Numbers of one task; a multiple of the block.
+const TASK: usize = 16 * 1024;
+
+/// The words of elements `start .. start + 64`.
+#[inline(always)]
+pub(crate) fn words(stream: RandomStream, start: u64) -> [u32; BLOCK] {
+    let first = start / 4;
+    let mut lanes = [[0u32; BLOCK / 4]; 4];
+    for j in 0..BLOCK / 4 {
+        let block = stream.block(first + j as u64);
+        for w in 0..4 {
+            lanes[w][j] = block[w];
+        }
+    }
+    let shift = (start % 4) as usize;
+    if shift == 0 {
+        return std::array::from_fn(|i| lanes[i % 4][i / 4]);
+    }
+    let last = stream.block(first + BLOCK as u64 / 4);
+    std::array::from_fn(|i| {
+        let i = i + shift;
+        if i < BLOCK { lanes[i % 4][i / 4] } else { last[i - BLOCK] }
+    })
+}
+
+/// Calls `body` with the start and number of elements of each block of a contiguous tensor.
+#[inline(always)]
+fn for_each_block(exec: &Exec, len: usize, cost: usize, body: impl Fn(usize, usize) + Sync) {
+    exec.run(
+        len.div_ceil(TASK),
+        len * cost,
+        #[inline(always)]
+        |task| {
+            let end = len.min((task + 1) * TASK);
+            (task * TASK..end).step_by(BLOCK).for_each(|i| body(i, end - i))
+        },
+    );
+}
+
+/// Uniform numbers in [0, 1): the word's upper 24 bits for f32, all 32 for f64.
+pub(crate) fn uniform(exec: &Exec, stream: RandomStream, out: &Tensor) -> Result<()> {
+    for_float!("uniform", out.dtype(), T => {
+        let outs = Span::<T>::of(out);
+        let drop = if size_of::<T>() == 4 { 8 } else { 0 };
+        let unit = T::of(2f64.powi(drop - 32));
+        for_each_block(exec, outs.len(), 8, #[inline(always)] |i, _| {
+            outs.store(i, words(stream, i as u64).map(|w| T::of((w >> drop) as f64) * unit));
+        });
+    });
+    Ok(())
+}
+
+/// Normal numbers of standard deviation `std`: element i is sqrt(-2 ln u) cos(2 pi v) with u, v in (0, 1) from words
+/// 2i and 2i+1 (Box and Muller 1958), in f64.
+pub(crate) fn normal(exec: &Exec, stream: RandomStream, std: f64, out: &Tensor) -> Result<()> {
+    for_float!("normal", out.dtype(), T => {
+        let outs = Span::<T>::of(out);
+        for_each_block(exec, outs.len(), 60, |i, len| {
+            for half in 0..2 {
+                let words = words(stream, (2 * i + half * BLOCK) as u64);
+                for j in 0..(BLOCK / 2).min(len.saturating_sub(half * BLOCK / 2)) {
+                    let unit = |w: u32| (w as f64 + 0.5) / 4_294_967_296.0;
+                    let (u, v) = (unit(words[2 * j]), unit(words[2 * j + 1]));
+                    let value = (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos();
+                    outs.set(i + half * BLOCK / 2 + j, T::of(std * value));
+                }
+            }
+        });
+    });
+    Ok(())
+}
+
+/// out = 0 where the element's word is below the threshold of p, else x / (1 - p).
+pub(crate) fn dropout(exec: &Exec, x: &Tensor, p: f64, stream: RandomStream, out: &Tensor) -> Result<()> {
+    let threshold = RandomStream::threshold(p);
+    for_float!("dropout", x.dtype(), T => {
+        let (xs, outs) = (Span::<T>::of(x), Span::<T>::of(out));
+        let keep = T::of(1.0 / (1.0 - p));
+        Nest::new([out, x]).for_each_run(exec, 8, #[inline(always)] |run| {
+            let (o, x, first) = (run.of(0, outs), run.of(1, xs), run.start(0));
+            for i in (0..run.len).step_by(BLOCK) {
+                let (words, x) = (words(stream, (first + i) as u64), x.load::<BLOCK>(i, T::ZERO));
+                o.store::<BLOCK>(i, std::array::from_fn(|j| {
+                    if (words[j] as u64) < threshold { T::ZERO } else { x[j] * keep }
+                }));
+            }
+        });
+    });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_those_of_the_stream() {
+        let stream = RandomStream { seed: 0x1234_5678_9abc_def0, counter: 7 };
+        for start in [0, 1, 2, 3, 4, 65, (1 << 34) + 3] {
+            let got = words(stream, start);
+            for (j, &word) in got.iter().enumerate() {
+                assert_eq!(word, stream.word(start + j as u64), "element {start} + {j}");
+            }
+        }
+    }
+}
