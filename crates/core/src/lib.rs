@@ -2,6 +2,7 @@
 //!
 //! It knows no policy preset, no layer and no concrete backend but meta.
 
+mod check;
 mod device;
 mod dtype;
 mod error;
@@ -16,6 +17,7 @@ pub mod rng;
 pub mod tape;
 mod tensor;
 
+pub use check::{GradientCheck, check_gradients};
 pub use device::{Backend, Buffer, Device, Storage};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};

@@ -6,6 +6,7 @@ use crate::{DType, Device, Kernel, Kind, Result, Tensor};
 use smallvec::{SmallVec, smallvec};
 use std::cell::Cell;
 use std::fmt::Debug;
+use std::rc::Rc;
 use std::time::Instant;
 
 /// Shape and dtype of a tensor.
@@ -420,14 +421,17 @@ macro_rules! registry {
         #[derive(Debug, Clone)]
         #[allow(missing_docs)]
         pub enum Op {
-            $($op($module::$op)),*
+            $($op($module::$op),)*
+            /// An op defined outside this crate.
+            Custom(Rc<dyn Rule>),
         }
 
         impl Op {
             /// The op's rule.
             pub fn rule(&self) -> &dyn Rule {
                 match self {
-                    $(Op::$op(op) => op),*
+                    $(Op::$op(op) => op,)*
+                    Op::Custom(rule) => &**rule,
                 }
             }
 

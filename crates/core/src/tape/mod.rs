@@ -16,14 +16,14 @@ use graph::{Graph, MarkSource, NewNode, NewValue, PendingQuantize, Quantized, St
 pub use scope::{Scope, checkpoint};
 use smallvec::{SmallVec, smallvec};
 use std::cell::{Cell, RefCell, RefMut};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
 use std::time::Instant;
 
 /// Names one parameter across tapes, so that however often a tape is asked for it, there is one leaf. Any number that is
 /// unique among the parameters in use will do, such as the address of the parameter's cell.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ParameterId(pub usize);
 
 /// Whether replays are checked.
@@ -99,9 +99,9 @@ pub struct Stats {
     /// Nanoseconds of quantizing and dequantizing.
     pub quantize_nanos: u64,
     /// Paths that were replayed, with counts.
-    pub replayed_paths: std::collections::BTreeMap<String, u64>,
+    pub replayed_paths: BTreeMap<String, u64>,
     /// Time per path, where the tape was told to profile.
-    pub by_path: std::collections::BTreeMap<String, PathTime>,
+    pub by_path: BTreeMap<String, PathTime>,
 }
 
 struct Shared {
@@ -578,8 +578,9 @@ impl Var {
 /// The gradients of one backward pass.
 #[derive(Debug, Default)]
 pub struct Gradients {
-    by_value: HashMap<ValueKey, Tensor>,
-    by_parameter: HashMap<ParameterId, Tensor>,
+    // Ordered, so that they are freed in the same order on every run.
+    by_value: BTreeMap<ValueKey, Tensor>,
+    by_parameter: BTreeMap<ParameterId, Tensor>,
 }
 
 impl Gradients {
