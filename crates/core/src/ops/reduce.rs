@@ -1,7 +1,8 @@
 //! Reductions over dimensions.
 //!
 //! sum: dx = g repeated. mean = sum / n: dx = g/n repeated. max: g goes to the largest; among equals it is split
-//! evenly, so that the gradient's sum is preserved.
+//! evenly, so that the gradient's sum is preserved. Which one is the largest is a matter of exact bits, so max reads x
+//! exactly (int8 is refused), and finds the largest again instead of saving it too.
 
 use super::*;
 use crate::kernel::Unary;
@@ -73,7 +74,10 @@ impl Rule for ReduceOp {
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
-        if self.f == Reduction::Max { saves([Slot::In(0), Slot::Out(0)]) } else { saves([]) }
+        match self.f {
+            Reduction::Max => smallvec![Save { slot: Slot::In(0), exact: true }],
+            Reduction::Sum | Reduction::Mean => saves([]),
+        }
     }
 
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
@@ -91,8 +95,9 @@ impl Rule for ReduceOp {
                 g.expand(shape)?
             }
             Reduction::Max => {
-                let y = exec.reshape(cx.saved(Slot::Out(0))?, &kept)?;
                 let x = cx.saved(Slot::In(0))?;
+                let y = exec.workspace(&kept, x.dtype())?;
+                exec.run(Kernel::Reduce { f: Reduce::Max, x: &x, out: &y })?;
                 let out = exec.empty(shape, g.dtype())?;
                 exec.run(Kernel::MaxGrad { x: &x, y: &y, g: &g, out: &out })?;
                 out
@@ -166,7 +171,7 @@ impl Var {
     pub fn mean_dims(&self, dims: &[isize], keepdim: bool) -> Result<Var> {
         self.reduce(Reduction::Mean, dims, keepdim)
     }
-    /// The largest over `dims`; ties share the gradient evenly. Backward reads x and the output.
+    /// The largest over `dims`; ties share the gradient evenly. Backward reads x, exactly.
     pub fn amax(&self, dims: &[isize], keepdim: bool) -> Result<Var> {
         self.reduce(Reduction::Max, dims, keepdim)
     }
