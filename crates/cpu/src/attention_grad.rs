@@ -76,7 +76,7 @@ impl<T: Float> Pass<T> {
                         for n in 0..BLOCK {
                             let z = if kept[n] { keep } else { T::ZERO };
                             grads[n] = weights[n] * (z * dp[n] - delta);
-                            weights[n] = weights[n] * z;
+                            weights[n] = z * weights[n];
                         }
                     } else {
                         for n in 0..BLOCK {

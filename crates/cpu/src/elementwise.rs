@@ -61,12 +61,12 @@ pub(crate) fn unary(exec: &Exec, f: Unary, x: &Tensor, out: &Tensor) -> Result<(
         // Where x falls towards -inf, x sigmoid(x) and x Phi(x) go to 0: below these bounds they are 0 to the last bit.
         let (low, gelu_low) = (-T::SATURATED, T::of(-40.0));
         macro_rules! go {
-            ($cost:expr, $f:expr) => { map1::<T>(exec, $cost, x, out, #[inline(always)] $f) };
+            ($cost:expr, |$x:ident| $y:expr) => { map1::<T>(exec, $cost, x, out, #[inline(always)] |$x: T| $y) };
         }
         match f {
             Unary::Neg => go!(CHEAP, |x| -x),
-            Unary::Scale(c) => { let c = T::of(c); go!(CHEAP, move |x| c * x) }
-            Unary::Shift(c) => { let c = T::of(c); go!(CHEAP, move |x| x + c) }
+            Unary::Scale(c) => { let c = T::of(c); go!(CHEAP, |x| c * x) }
+            Unary::Shift(c) => { let c = T::of(c); go!(CHEAP, |x| x + c) }
             Unary::Exp => go!(TRANSCENDENTAL, |x| Float::exp(x)),
             Unary::Log => go!(TRANSCENDENTAL, |x| Float::ln(x)),
             Unary::Sqrt => go!(CHEAP, |x| x.root()),
@@ -102,7 +102,9 @@ pub(crate) fn unary_grad(exec: &Exec, f: Unary, saved: &Tensor, g: &Tensor, out:
         let (one, half) = (T::ONE, T::of(0.5));
         let (low, high) = (-T::SATURATED, T::SATURATED);
         macro_rules! go {
-            ($cost:expr, $f:expr) => { map2::<T>(exec, $cost, g, saved, out, #[inline(always)] $f) };
+            ($cost:expr, |$g:ident, $v:ident| $y:expr) => {
+                map2::<T>(exec, $cost, g, saved, out, #[inline(always)] |$g: T, $v: T| $y)
+            };
         }
         match f {
             Unary::Neg | Unary::Scale(_) | Unary::Shift(_) => unreachable!("returned above"),
@@ -144,7 +146,7 @@ pub(crate) fn unary_grad(exec: &Exec, f: Unary, saved: &Tensor, g: &Tensor, out:
 pub(crate) fn binary(exec: &Exec, f: Binary, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
     for_float!("binary", a.dtype(), T => {
         macro_rules! go {
-            ($f:expr) => { map2::<T>(exec, CHEAP, a, b, out, #[inline(always)] $f) };
+            (|$a:ident, $b:ident| $y:expr) => { map2::<T>(exec, CHEAP, a, b, out, #[inline(always)] |$a: T, $b: T| $y) };
         }
         match f {
             Binary::Add => go!(|a, b| a + b),

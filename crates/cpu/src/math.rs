@@ -131,7 +131,7 @@ impl Float for f32 {
         let p = p.mul_add(r, 8.333_452e-3);
         let p = p.mul_add(r, 4.166_579_6e-2);
         let p = p.mul_add(r, 1.666_666_5e-1);
-        let p = p.mul_add(r, 5.000_000_1e-1);
+        let p = p.mul_add(r, 0.5);
         let p = p.mul_add(r * r, r) + 1.0;
         // 2^(n-1), twice: 2^128 itself is no f32. n = -126 gives exponent bits 0, the number 0.
         let scale = f32::from_bits(shifted.to_bits().wrapping_add(126) << 23);
@@ -155,10 +155,10 @@ impl Float for f32 {
     #[inline(always)]
     fn tanh(self) -> f32 {
         let z = self * self;
-        let p = (-5.704_988_7e-3f32).mul_add(z, 2.063_908_9e-2);
+        let p = (-5.704_988_7e-3f32).mul_add(z, 2.063_909e-2);
         let p = p.mul_add(z, -5.373_971_6e-2);
         let p = p.mul_add(z, 1.333_144_2e-1);
-        let p = p.mul_add(z, -3.333_328_2e-1);
+        let p = p.mul_add(z, -3.333_328e-1);
         let near = (p * z).mul_add(self, self);
         let far = 1.0 - 2.0 / (Float::exp(2.0 * self.abs()) + 1.0);
         (if self.abs() < 0.625 { near } else { far }).copysign(self)
@@ -176,7 +176,7 @@ impl Float for f32 {
         let p = p.mul_add(s, -2.685_381e-2);
         let p = p.mul_add(s, 1.128_358_5e-1);
         let p = p.mul_add(s, -3.761_262_6e-1);
-        let p = p.mul_add(s, 1.128_379_2);
+        let p = p.mul_add(s, std::f32::consts::FRAC_2_SQRT_PI);
         let near = (0.5 * p).mul_add(z, 0.5);
 
         let a = z.abs().limit(0.0, 11.0);
@@ -189,10 +189,11 @@ impl Float for f32 {
         let c = c.mul_add(t, 0.246_615_07);
         let c = c.mul_add(t, 0.282_081_16);
         let c = c.mul_add(t, 0.282_096_36);
-        // e^(-z^2) with the rounding error of z^2 taken back: it is large where z is.
-        let square = a * a;
-        let error = a.mul_add(a, -square);
-        let tail = 0.5 * t * c * (Float::exp(-square) * (1.0 - error));
+        // e^(-z^2) = e^(-x^2/2), with the rounding error of x^2 taken back: it is large where x is.
+        let x = self.limit(-15.0, 15.0);
+        let square = x * x;
+        let error = x.mul_add(x, -square);
+        let tail = 0.5 * t * c * (Float::exp(-0.5 * square) * (-0.5f32).mul_add(error, 1.0));
         let far = if z > 0.0 { 1.0 - tail } else { tail };
         if z.abs() < 1.0 { near } else { far }
     }

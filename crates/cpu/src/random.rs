@@ -14,18 +14,20 @@ const TASK: usize = 16 * 1024;
 #[inline(always)]
 fn sixteen_blocks(stream: RandomStream, first: u64) -> [[u32; BLOCK / 4]; 4] {
     const LANES: usize = BLOCK / 4;
-    let mut c = [[0; LANES], [0; LANES], [stream.counter as u32; LANES], [(stream.counter >> 32) as u32; LANES]];
-    for j in 0..LANES {
-        let index = first + j as u64;
-        (c[0][j], c[1][j]) = (index as u32, (index >> 32) as u32);
+    let (low, high) = (stream.counter as u32, (stream.counter >> 32) as u32);
+    let mut c = [[0; LANES], [0; LANES], [low; LANES], [high; LANES]];
+    let [index_low, index_high, ..] = &mut c;
+    for (index, (low, high)) in (first..).zip(index_low.iter_mut().zip(index_high)) {
+        (*low, *high) = (index as u32, (index >> 32) as u32);
     }
     let mut key = [stream.seed as u32, (stream.seed >> 32) as u32];
     for _ in 0..10 {
-        for j in 0..LANES {
-            let (p0, p1) = (c[0][j] as u64 * 0xD251_1F53, c[2][j] as u64 * 0xCD9E_8D57);
-            c[0][j] = (p1 >> 32) as u32 ^ c[1][j] ^ key[0];
-            c[2][j] = (p0 >> 32) as u32 ^ c[3][j] ^ key[1];
-            (c[1][j], c[3][j]) = (p1 as u32, p0 as u32);
+        let [c0, c1, c2, c3] = &mut c;
+        for (((c0, c1), c2), c3) in c0.iter_mut().zip(c1).zip(c2).zip(c3) {
+            let (p0, p1) = (*c0 as u64 * 0xD251_1F53, *c2 as u64 * 0xCD9E_8D57);
+            *c0 = (p1 >> 32) as u32 ^ *c1 ^ key[0];
+            *c2 = (p0 >> 32) as u32 ^ *c3 ^ key[1];
+            (*c1, *c3) = (p1 as u32, p0 as u32);
         }
         key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
     }

@@ -110,11 +110,8 @@ pub(crate) fn causal_mask(exec: &Exec, x: &Tensor, value: f64, out: &Tensor) -> 
             let (x, o) = (xs.row(r), outs.row(r));
             let visible = (r % queries + 1 + keys).saturating_sub(queries).min(keys);
             for i in (0..keys).step_by(BLOCK) {
-                let mut block = x.load::<BLOCK>(i, value);
-                for j in 0..BLOCK {
-                    block[j] = if i + j < visible { block[j] } else { value };
-                }
-                o.store(i, block);
+                let v = x.load::<BLOCK>(i, value);
+                o.store(i, lanes!(j => if i + j < visible { v[j] } else { value }));
             }
         });
     });

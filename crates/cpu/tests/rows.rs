@@ -122,7 +122,7 @@ fn softmax_and_masks() {
     for dtype in FLOATS {
         for n in [1, 5, 64, 65, 300] {
             let (mut x, g) = (values(4 * n, 1), values(4 * n, 2));
-            x[n..2 * n].iter_mut().for_each(|v| *v = *v - 1e5);
+            x[n..2 * n].iter_mut().for_each(|v| *v -= 1e5);
             x[2 * n..3 * n].fill(-inf);
             let x: Vec<f64> = x.iter().map(|&x| x as f32 as f64).collect();
             let mut want = vec![0.0; 4 * n];
