@@ -185,7 +185,7 @@ fn absorb<T: Float>(
     let seen = scores.sub(0, visible);
     let new = maximum.larger(row_max(seen));
     if new == -T::INFINITY {
-        (0..keys).step_by(BLOCK).for_each(|c| scores.store(c, [T::ZERO; BLOCK]));
+        scores.fill(T::ZERO);
         return T::ONE;
     }
     let shrink = Float::exp(*maximum - new);
@@ -207,7 +207,10 @@ fn absorb<T: Float>(
             weights
         },
     );
-    (visible.next_multiple_of(BLOCK)..keys).step_by(BLOCK).for_each(|c| scores.store(c, [T::ZERO; BLOCK]));
+    if visible.next_multiple_of(BLOCK) < keys {
+        let blocks = visible.next_multiple_of(BLOCK);
+        scores.sub(blocks, scores.len() - blocks).fill(T::ZERO);
+    }
     *sum = *sum * shrink + total;
     *maximum = new;
     shrink

@@ -102,7 +102,7 @@ impl<T: Float> Pass<T> {
 fn write<T: Float>(from: Matrix<T>, out: &Heads<T>, (b, h): (usize, usize), time: usize) {
     for r in 0..from.rows {
         let (source, target) = (from.span.part(r * from.row_stride, from.cols, 1), out.row(b, h, time + r));
-        (0..from.cols).step_by(BLOCK).for_each(|c| target.store(c, source.load::<BLOCK>(c, T::ZERO)));
+        target.copy_from(source);
     }
 }
 

@@ -26,8 +26,7 @@ pub(crate) fn embedding(exec: &Exec, table: &Tensor, ids: &Tensor, out: &Tensor)
     for_float!("embedding", table.dtype(), T => {
         let (tables, outs) = (Rows::<T>::of(table), Rows::<T>::of(out));
         for_each_row::<T>(exec, ids.len(), tables.width, 1, #[inline(always)] |r| {
-            let (x, o) = (tables.row(ids[r]), outs.row(r));
-            (0..o.len()).step_by(BLOCK).for_each(|i| o.store(i, x.load::<BLOCK>(i, T::ZERO)));
+            outs.row(r).copy_from(tables.row(ids[r]));
         });
     });
     Ok(())

@@ -56,7 +56,9 @@ pub(crate) fn product<T: Float>(out: Matrix<T>, accumulate: bool, a: Matrix<T>, 
     if a.cols == 0 || out.rows == 0 || out.cols == 0 {
         if !accumulate {
             for r in 0..out.rows {
-                (0..out.cols).for_each(|c| out.span.set(out.start + r * out.row_stride + c * out.col_stride, T::ZERO));
+                for c in 0..out.cols {
+                    out.span.set(out.start + r * out.row_stride + c * out.col_stride, T::ZERO);
+                }
             }
         }
         return;

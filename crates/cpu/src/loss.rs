@@ -88,7 +88,7 @@ pub(crate) fn cross_entropy_grad(exec: &Exec, op: CrossEntropyGrad<'_>) -> Resul
         for_each_row::<T>(exec, xs.count, xs.width, 10, #[inline(always)] |r| {
             let (x, o, lse) = (xs.row(r), outs.row(r), lses.get(r));
             let Some(target) = targets[r] else {
-                return (0..o.len()).step_by(BLOCK).for_each(|i| o.store(i, [T::ZERO; BLOCK]));
+                return o.fill(T::ZERO);
             };
             for i in (0..o.len()).step_by(BLOCK) {
                 let v = x.load::<BLOCK>(i, T::ZERO);

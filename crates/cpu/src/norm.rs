@@ -4,7 +4,7 @@
 //! every x of the row, dx = rstd (e - mean(e) - xhat mean(e xhat)). Mean and variance are taken in two passes.
 
 use crate::exec::Exec;
-use crate::math::{Float, sum_blocks};
+use crate::math::{Float, fold_lanes, sum_blocks};
 use crate::softmax::for_each_row;
 use crate::view::{BLOCK, Rows, Span, for_float, lanes};
 use retape_core::{Result, Tensor};
@@ -115,11 +115,14 @@ pub(crate) fn layer_norm_grad(
         for_each_row::<T>(exec, xs.count, xs.width, 4, #[inline(always)] |r| {
             let (x, g, o) = (xs.row(r), gs.row(r), outs.row(r));
             let (mean, rstd) = (means.at(r), rstds.at(r));
-            let e_mean = sum_blocks(x.len(), #[inline(always)] |i| xhat_and_e(x, g, weight, (mean, rstd), i).1) / n;
-            let ex_mean = sum_blocks(x.len(), #[inline(always)] |i| {
+            let (mut e_sum, mut ex_sum) = ([T::ZERO; BLOCK], [T::ZERO; BLOCK]);
+            for i in (0..x.len()).step_by(BLOCK) {
                 let (xhat, e) = xhat_and_e(x, g, weight, (mean, rstd), i);
-                lanes!(j => xhat[j] * e[j])
-            }) / n;
+                e_sum = lanes!(j => e_sum[j] + e[j]);
+                ex_sum = lanes!(j => xhat[j].mul_add(e[j], ex_sum[j]));
+            }
+            let add = |a, b| a + b;
+            let (e_mean, ex_mean) = (fold_lanes(e_sum, add) / n, fold_lanes(ex_sum, add) / n);
             for i in (0..x.len()).step_by(BLOCK) {
                 let (xhat, e) = xhat_and_e(x, g, weight, (mean, rstd), i);
                 o.store(i, lanes!(j => rstd * (e[j] - e_mean - xhat[j] * ex_mean)));
@@ -150,8 +153,8 @@ pub(crate) fn layer_norm_param_grad(
             let (w, b) = (Span::over(&mut w_memory), Span::over(&mut b_memory));
             let end = rows.min((p + 1) * piece);
             for from in (p * piece..end).step_by(ROWS) {
-                (0..n).step_by(BLOCK).for_each(|i| w.store(i, [T::ZERO; BLOCK]));
-                (0..n).step_by(BLOCK).for_each(|i| b.store(i, [T::ZERO; BLOCK]));
+                w.fill(T::ZERO);
+                b.fill(T::ZERO);
                 for r in from..end.min(from + ROWS) {
                     let (x, g, mean, rstd) = (xs.row(r), gs.row(r), means.at(r), rstds.at(r));
                     for i in (0..n).step_by(BLOCK) {
@@ -161,8 +164,12 @@ pub(crate) fn layer_norm_param_grad(
                         b.store(i, lanes!(j => s[j] + d[j]));
                     }
                 }
-                dw.iter_mut().zip(w.as_slice()).for_each(|(sum, part)| *sum += part.wide());
-                db.iter_mut().zip(b.as_slice()).for_each(|(sum, part)| *sum += part.wide());
+                for (sum, part) in dw.iter_mut().zip(w.as_slice()) {
+                    *sum += part.wide();
+                }
+                for (sum, part) in db.iter_mut().zip(b.as_slice()) {
+                    *sum += part.wide();
+                }
             }
             (dw, db)
         });

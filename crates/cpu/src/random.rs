@@ -59,7 +59,9 @@ fn for_each_block<T: Target>(exec: &Exec, len: usize, cost: usize, body: impl Fn
         #[inline(always)]
         |task| {
             let end = len.min((task + 1) * TASK);
-            (task * TASK..end).step_by(BLOCK).for_each(|i| body(i, end - i))
+            for i in (task * TASK..end).step_by(BLOCK) {
+                body(i, end - i);
+            }
         },
     );
 }

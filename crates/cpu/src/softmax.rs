@@ -64,7 +64,7 @@ pub(crate) fn softmax(exec: &Exec, x: &Tensor, out: &Tensor) -> Result<()> {
             let (x, o) = (xs.row(r), outs.row(r));
             let max = row_max(x);
             if max == -T::INFINITY {
-                return (0..o.len()).for_each(|i| o.set(i, T::ZERO));
+                return o.fill(T::ZERO);
             }
             let sum = sum_blocks(x.len(), #[inline(always)] |i| {
                 let v = x.load::<BLOCK>(i, -T::INFINITY);

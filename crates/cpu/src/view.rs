@@ -127,6 +127,22 @@ impl<T: Copy + Default> Span<T> {
         }
     }
 
+    /// Writes `value` to all of it.
+    #[inline(always)]
+    pub fn fill(self, value: T) {
+        for i in (0..self.len).step_by(BLOCK) {
+            self.store(i, [value; BLOCK]);
+        }
+    }
+
+    /// Copies as many elements from `source`.
+    #[inline(always)]
+    pub fn copy_from(self, source: Span<T>) {
+        for i in (0..self.len).step_by(BLOCK) {
+            self.store(i, source.load::<BLOCK>(i, T::default()));
+        }
+    }
+
     /// This span as a slice: only where nothing writes these elements meanwhile.
     #[inline(always)]
     pub fn as_slice<'a>(self) -> &'a [T] {
