@@ -11,7 +11,7 @@ use crate::attention::{Heads, Mask, work};
 use crate::exec::Exec;
 use crate::gemm::{Matrix, product};
 use crate::math::Float;
-use crate::view::{BLOCK, Rows, for_float};
+use crate::view::{BLOCK, Rows, for_float, lanes};
 use retape_core::kernel::AttentionSpec;
 use retape_core::{Result, Tensor};
 
@@ -70,13 +70,13 @@ impl<T: Float> Pass<T> {
                 let (s, dp) = (p.load::<BLOCK>(c, T::ZERO), ds.load::<BLOCK>(c, T::ZERO));
                 let (mut weights, mut grads) = ([T::ZERO; BLOCK], [T::ZERO; BLOCK]);
                 if c < visible {
-                    weights = s.map(|s| Float::exp(s - lse));
+                    weights = lanes!(n => Float::exp(s[n] - lse));
                     if self.mask.drops() {
                         let kept = self.mask.kept(index * self.q.time + i + r, j + c);
                         for n in 0..BLOCK {
                             let z = if kept[n] { keep } else { T::ZERO };
                             grads[n] = weights[n] * (z * dp[n] - delta);
-                            weights[n] = weights[n] * z;
+                            weights[n] = z * weights[n];
                         }
                     } else {
                         for n in 0..BLOCK {
@@ -114,12 +114,13 @@ pub(crate) fn attention_grad_kv(exec: &Exec, saved: Saved<'_>, dk: &Tensor, dv: 
         let (size, v_size, heads) = (pass.k.size, pass.v.size, pass.k.batch * pass.k.heads);
         let group = pass.q.heads / pass.k.heads.max(1);
         let tasks = pass.k.time.div_ceil(KEYS) * heads;
-        exec.run(tasks, work(&pass.q, pass.k.time), #[inline(always)] |task| {
+        exec.run::<T>(tasks, work(&pass.q, pass.k.time), #[inline(always)] |task| {
             // The first keys are seen by most: they go first, as they come.
             let (j, index) = (task / heads * KEYS, task % heads);
             let (b, kv_head) = (index / pass.k.heads, index % pass.k.heads);
             let keys = KEYS.min(pass.k.time - j);
-            exec.scratch::<T, _>(2 * QUERIES * KEYS + KEYS * (size + v_size), #[inline(always)] |memory| {
+            let mut scratch = exec.scratch::<T>(2 * QUERIES * KEYS + KEYS * (size + v_size));
+            let memory = scratch.memory();
                 let (p_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
                 let (ds_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
                 memory.fill(T::ZERO);
@@ -138,7 +139,6 @@ pub(crate) fn attention_grad_kv(exec: &Exec, saved: Saved<'_>, dk: &Tensor, dv: 
                 }
                 write(dk, &dks, (b, kv_head), j);
                 write(dv, &dvs, (b, kv_head), j);
-            });
         });
     });
     Ok(())
@@ -149,11 +149,12 @@ pub(crate) fn attention_grad_q(exec: &Exec, saved: Saved<'_>, dq: &Tensor) -> Re
     for_float!("attention_grad_q", saved.q.dtype(), T => {
         let (pass, dqs) = (Pass::<T>::of(saved), Heads::<T>::of(dq));
         let (size, heads, blocks) = (pass.q.size, pass.q.batch * pass.q.heads, pass.q.time.div_ceil(QUERIES));
-        exec.run(blocks * heads, work(&pass.q, pass.k.time), #[inline(always)] |task| {
+        exec.run::<T>(blocks * heads, work(&pass.q, pass.k.time), #[inline(always)] |task| {
             let (i, index) = ((blocks - 1 - task / heads) * QUERIES, task % heads);
             let (b, h) = (index / pass.q.heads, index % pass.q.heads);
             let rows = QUERIES.min(pass.q.time - i);
-            exec.scratch::<T, _>(2 * QUERIES * KEYS + QUERIES * size, #[inline(always)] |memory| {
+            let mut scratch = exec.scratch::<T>(2 * QUERIES * KEYS + QUERIES * size);
+            let memory = scratch.memory();
                 let (p_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
                 let (ds_memory, dq_memory) = memory.split_at_mut(QUERIES * KEYS);
                 dq_memory.fill(T::ZERO);
@@ -167,7 +168,6 @@ pub(crate) fn attention_grad_q(exec: &Exec, saved: Saved<'_>, dq: &Tensor) -> Re
                     product(dq, true, ds, pass.k.tile(b, kv_head, j, keys), pass.scale);
                 }
                 write(dq, &dqs, (b, h), i);
-            });
         });
     });
     Ok(())

@@ -4,7 +4,7 @@ use crate::exec::Exec;
 use crate::loss::integers;
 use crate::math::Float;
 use crate::softmax::for_each_row;
-use crate::view::{BLOCK, Rows, Span, for_float};
+use crate::view::{BLOCK, Rows, Span, for_float, lanes};
 use retape_core::{Error, Result, Tensor};
 
 /// Columns of one task of the gradient.
@@ -25,7 +25,7 @@ pub(crate) fn embedding(exec: &Exec, table: &Tensor, ids: &Tensor, out: &Tensor)
     let ids = checked_ids("embedding", ids, table.shape()[0])?;
     for_float!("embedding", table.dtype(), T => {
         let (tables, outs) = (Rows::<T>::of(table), Rows::<T>::of(out));
-        for_each_row(exec, ids.len(), tables.width, 1, #[inline(always)] |r| {
+        for_each_row::<T>(exec, ids.len(), tables.width, 1, #[inline(always)] |r| {
             let (x, o) = (tables.row(ids[r]), outs.row(r));
             (0..o.len()).step_by(BLOCK).for_each(|i| o.store(i, x.load::<BLOCK>(i, T::ZERO)));
         });
@@ -39,7 +39,7 @@ pub(crate) fn embedding_grad(exec: &Exec, ids: &Tensor, g: &Tensor, out: &Tensor
     let ids = checked_ids("embedding_grad", ids, rows)?;
     for_float!("embedding_grad", g.dtype(), T => {
         let (gs, outs) = (Rows::<T>::of(g), Span::<T>::of(out));
-        exec.run(width.div_ceil(COLUMNS), (rows + 2 * ids.len()) * width, #[inline(always)] |task| {
+        exec.run::<T>(width.div_ceil(COLUMNS), (rows + 2 * ids.len()) * width, #[inline(always)] |task| {
             let (first, len) = (task * COLUMNS, COLUMNS.min(width - task * COLUMNS));
             for row in 0..rows {
                 outs.part(row * width + first, len, 1).store(0, [T::ZERO; COLUMNS]);
@@ -47,7 +47,7 @@ pub(crate) fn embedding_grad(exec: &Exec, ids: &Tensor, g: &Tensor, out: &Tensor
             for (r, &id) in ids.iter().enumerate() {
                 let (o, g) = (outs.part(id * width + first, len, 1), gs.row(r).load::<COLUMNS>(first, T::ZERO));
                 let sum = o.load::<COLUMNS>(0, T::ZERO);
-                o.store::<COLUMNS>(0, std::array::from_fn(|j| sum[j] + g[j]));
+                o.store(0, lanes!(j => sum[j] + g[j]));
             }
         });
     });

@@ -1,10 +1,12 @@
 //! How kernels use the machine: a pool of threads, SIMD chosen at run time, and scratch per thread.
 
-use pulp::Arch;
+use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 use retape_core::{Error, Result};
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::marker::PhantomData;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Work (in plain additions) below which a kernel runs on the calling thread: waking others costs some 10 us.
 const PARALLEL_WORK: usize = 64 * 1024;
@@ -42,57 +44,57 @@ impl Exec {
         self.threads.as_ref().map_or(1, |pool| pool.current_num_threads())
     }
 
-    /// Calls `body` with 0..tasks, in parallel where `work` is worth it, compiled for the machine's instruction set.
-    /// Tasks must be cut by the shape alone, so that results don't depend on the number of threads. Closures passed
-    /// here carry `#[inline(always)]`, so that they are compiled inside the dispatch.
+    /// Calls `body` with 0..tasks, in parallel where `work` is worth it, compiled for the machine's best instruction
+    /// set as far as `T` asks for it. Tasks must be cut by the shape alone, so that results don't depend on the number
+    /// of threads. Closures passed here carry `#[inline(always)]`, so that they are compiled inside the dispatch.
     #[inline(always)]
-    pub fn run(&self, tasks: usize, work: usize, body: impl Fn(usize) + Sync) {
-        let inline = |task| {
-            self.arch.dispatch(
-                #[inline(always)]
-                || body(task),
-            )
-        };
-        match &self.threads {
-            Some(pool) if tasks > 1 && work > PARALLEL_WORK => {
-                pool.install(|| (0..tasks).into_par_iter().with_max_len(1).for_each(inline));
-            }
-            _ => (0..tasks).for_each(inline),
-        }
+    pub fn run<T: Target>(&self, tasks: usize, work: usize, body: impl Fn(usize) + Sync) {
+        self.spread(tasks, work, &|task| self.compiled::<T, _, _>(&body, task));
     }
 
     /// As [`run`](Exec::run), collecting what the tasks return, in order.
     #[inline(always)]
-    pub fn collect<R: Send>(&self, tasks: usize, work: usize, body: impl Fn(usize) -> R + Sync) -> Vec<R> {
-        let inline = |task| {
-            self.arch.dispatch(
-                #[inline(always)]
-                || body(task),
-            )
-        };
+    pub fn collect<T: Target, R>(&self, tasks: usize, work: usize, body: impl Fn(usize) -> R + Sync) -> Vec<R>
+    where
+        R: Send + Sync,
+    {
+        let slots: Vec<OnceLock<R>> = (0..tasks).map(|_| OnceLock::new()).collect();
+        self.spread(tasks, work, &|task| {
+            let _ = slots[task].set(self.compiled::<T, _, _>(&body, task));
+        });
+        slots.into_iter().filter_map(OnceLock::into_inner).collect()
+    }
+
+    /// Calls `body` with `argument`, compiled for `T`'s instruction set.
+    #[inline(always)]
+    pub fn compiled<T: Target, A, R>(&self, body: &impl Fn(A) -> R, argument: A) -> R {
+        T::compile(self.arch, Call { body, argument })
+    }
+
+    /// Calls `body` with 0..tasks. Threads take the tasks in this order, each the next one left.
+    fn spread(&self, tasks: usize, work: usize, body: &(dyn Fn(usize) + Sync)) {
         match &self.threads {
             Some(pool) if tasks > 1 && work > PARALLEL_WORK => {
-                pool.install(|| (0..tasks).into_par_iter().with_max_len(1).map(inline).collect())
+                let next = AtomicUsize::new(0);
+                let claim = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&task| task < tasks);
+                let workers = pool.current_num_threads().min(tasks);
+                pool.install(|| {
+                    (0..workers).into_par_iter().with_max_len(1).for_each(|_| std::iter::from_fn(claim).for_each(body));
+                });
             }
-            _ => (0..tasks).map(inline).collect(),
+            _ => (0..tasks).for_each(body),
         }
     }
 
-    /// Lends `len` elements of this thread's scratch (contents undefined, 64-byte aligned).
-    #[inline(always)]
-    pub fn scratch<T: Scratch, R>(&self, len: usize, body: impl FnOnce(&mut [T]) -> R) -> R {
-        thread_local! {
-            static SCRATCH: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+    /// Takes `len` elements of this thread's scratch: contents undefined, 64-byte aligned.
+    pub fn scratch<T: Scratch>(&self, len: usize) -> Lent<T> {
+        let mut lines = SCRATCH.take();
+        let needed = (len * size_of::<T>()).div_ceil(size_of::<Line>());
+        self.scratch_peak.fetch_max((needed * size_of::<Line>()) as u64, Ordering::Relaxed);
+        if lines.len() < needed {
+            lines.resize(needed, Line([0; 64]));
         }
-        let lines = (len * size_of::<T>()).div_ceil(size_of::<Line>());
-        self.scratch_peak.fetch_max((lines * size_of::<Line>()) as u64, Ordering::Relaxed);
-        SCRATCH.with_borrow_mut(|memory| {
-            if memory.len() < lines {
-                memory.resize(lines, Line([0; 64]));
-            }
-            // SAFETY: the lines hold at least `len` elements, are aligned to 64 bytes, and any bits are a valid T.
-            body(unsafe { std::slice::from_raw_parts_mut(memory.as_mut_ptr().cast::<T>(), len) })
-        })
+        Lent { lines, len, elements: PhantomData }
     }
 
     /// Bound on the scratch that this backend's threads hold.
@@ -101,10 +103,87 @@ impl Exec {
     }
 }
 
+/// A call to be compiled for an instruction set. (A closure passed to pulp as it is would be called through a shim that
+/// isn't inlined, and so compiled for the baseline only.)
+struct Call<'a, F, A> {
+    body: &'a F,
+    argument: A,
+}
+
+impl<A, R, F: Fn(A) -> R> WithSimd for Call<'_, F, A> {
+    type Output = R;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> R {
+        (self.body)(self.argument)
+    }
+}
+
+/// How far a kernel's inner loops are specialised: all of it for f32; up to AVX2 for f64, which serves for checking;
+/// not at all for moving bytes, which memory bounds. Each step multiplies the code to be compiled.
+pub(crate) trait Target {
+    fn compile<Op: WithSimd>(arch: Arch, op: Op) -> Op::Output;
+}
+
+impl Target for f32 {
+    #[inline(always)]
+    fn compile<Op: WithSimd>(arch: Arch, op: Op) -> Op::Output {
+        arch.dispatch(op)
+    }
+}
+
+impl Target for f64 {
+    #[inline(always)]
+    fn compile<Op: WithSimd>(arch: Arch, op: Op) -> Op::Output {
+        match arch {
+            #[cfg(target_arch = "x86_64")]
+            Arch::V4(v4) => Simd::vectorize(*v4, op),
+            #[cfg(target_arch = "x86_64")]
+            Arch::V3(v3) => Simd::vectorize(v3, op),
+            _ => Simd::vectorize(pulp::Scalar, op),
+        }
+    }
+}
+
+/// The machine's baseline.
+pub(crate) struct Baseline;
+
+impl Target for Baseline {
+    #[inline(always)]
+    fn compile<Op: WithSimd>(_: Arch, op: Op) -> Op::Output {
+        Simd::vectorize(pulp::Scalar, op)
+    }
+}
+
 /// One cache line.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Line(#[allow(dead_code)] [u8; 64]);
+
+thread_local! {
+    static SCRATCH: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A thread's scratch, given back when dropped.
+pub(crate) struct Lent<T> {
+    lines: Vec<Line>,
+    len: usize,
+    elements: PhantomData<T>,
+}
+
+impl<T: Scratch> Lent<T> {
+    #[inline(always)]
+    pub fn memory(&mut self) -> &mut [T] {
+        // SAFETY: the lines hold at least `len` elements, are aligned to 64 bytes, and any bits are a valid T.
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast::<T>(), self.len) }
+    }
+}
+
+impl<T> Drop for Lent<T> {
+    fn drop(&mut self) {
+        SCRATCH.set(std::mem::take(&mut self.lines));
+    }
+}
 
 /// Types of which any bits are a value.
 pub(crate) trait Scratch: Copy {}

@@ -4,7 +4,7 @@
 use crate::exec::Exec;
 use crate::math::Float;
 use crate::softmax::{for_each_row, row_max, sum_exp};
-use crate::view::{BLOCK, Rows, Span, for_float, unsupported};
+use crate::view::{BLOCK, Rows, Span, for_float, lanes, unsupported};
 use retape_core::{DType, Error, Result, Tensor};
 
 /// The integers of an index tensor, widened, in row-major order.
@@ -53,7 +53,7 @@ pub(crate) fn cross_entropy(
     let targets = targets("cross_entropy", target, logits.shape()[1], ignore)?;
     for_float!("cross_entropy", logits.dtype(), T => {
         let (xs, lses) = (Rows::<T>::of(logits), Span::<T>::of(lse));
-        for_each_row(exec, xs.count, xs.width, 12, #[inline(always)] |r| {
+        for_each_row::<T>(exec, xs.count, xs.width, 12, #[inline(always)] |r| {
             let x = xs.row(r);
             let max = row_max(x);
             // A row of only -inf, or with +inf: the sum would be NaN, the limit is the maximum itself.
@@ -85,15 +85,14 @@ pub(crate) fn cross_entropy_grad(exec: &Exec, op: CrossEntropyGrad<'_>) -> Resul
         let (xs, outs) = (Rows::<T>::of(op.logits), Rows::<T>::of(op.out));
         let (lses, g) = (Rows::<T>::of(op.lse).row(0), Span::<T>::of(op.g).get(0));
         let scale = T::of(g.wide() / count(&targets, op.mean));
-        for_each_row(exec, xs.count, xs.width, 10, #[inline(always)] |r| {
+        for_each_row::<T>(exec, xs.count, xs.width, 10, #[inline(always)] |r| {
             let (x, o, lse) = (xs.row(r), outs.row(r), lses.get(r));
             let Some(target) = targets[r] else {
                 return (0..o.len()).step_by(BLOCK).for_each(|i| o.store(i, [T::ZERO; BLOCK]));
             };
             for i in (0..o.len()).step_by(BLOCK) {
-                let mut p = x.load::<BLOCK>(i, T::ZERO);
-                p.iter_mut().for_each(|v| *v = scale * Float::exp(*v - lse));
-                o.store(i, p);
+                let v = x.load::<BLOCK>(i, T::ZERO);
+                o.store(i, lanes!(j => scale * Float::exp(v[j] - lse)));
             }
             o.set(target, o.get(target) - scale);
         });

@@ -148,17 +148,17 @@ mod tests {
         for _ in 0..20_000 {
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let draw = (seed >> 33) as usize;
-            if draw % 3 > 0 || live.is_empty() {
+            if !draw.is_multiple_of(3) || live.is_empty() {
                 let bytes = draw % 3_000_000;
                 live.push(pool.allocate(bytes).unwrap());
                 requested += bytes;
                 peak = peak.max(requested);
             }
-            while live.len() > 100 || (draw % 3 == 0 && !live.is_empty()) {
+            while live.len() > 100 || (draw.is_multiple_of(3) && !live.is_empty()) {
                 let buffer: Buffer = live.swap_remove(draw % live.len());
                 requested -= buffer.bytes;
                 pool.release(buffer);
-                if draw % 7 > 0 {
+                if !draw.is_multiple_of(7) {
                     break;
                 }
             }

@@ -4,7 +4,7 @@
 use crate::exec::Exec;
 use crate::math::{Float, reduce_blocks};
 use crate::softmax::for_each_row;
-use crate::view::{BLOCK, Rows, Span, unsupported};
+use crate::view::{BLOCK, Rows, Span, lanes, unsupported};
 use half::{bf16, f16};
 use retape_core::{DType, Result, Tensor};
 
@@ -61,7 +61,7 @@ pub(crate) fn quantize(exec: &Exec, x: &Tensor, group: usize, q: &Tensor, scales
     for_stored!("quantize", x.dtype(), T => {
         let (xs, qs, scales) = (Rows::<T>::of(x), Rows::<u8>::of(q), Span::<f32>::of(scales));
         let groups = xs.width.div_ceil(group);
-        for_each_row(exec, xs.count, xs.width, 3, #[inline(always)] |r| {
+        for_each_row::<<T as Stored>::Wide>(exec, xs.count, xs.width, 3, #[inline(always)] |r| {
             let (x, q) = (xs.row(r), qs.row(r));
             for k in 0..groups {
                 let (first, len) = (k * group, group.min(xs.width - k * group));
@@ -80,7 +80,10 @@ fn quantize_group<T: Stored>(x: Span<T>, q: Span<u8>) -> f32 {
         x.len(),
         Wide::<T>::ZERO,
         #[inline(always)]
-        |i| x.load::<BLOCK>(i, T::default()).map(|v| v.widen().magnitude()),
+        |i| {
+            let v = x.load::<BLOCK>(i, T::default());
+            lanes!(j => v[j].widen().magnitude())
+        },
         #[inline(always)]
         |a, b| a.larger(b),
     );
@@ -92,16 +95,8 @@ fn quantize_group<T: Stored>(x: Span<T>, q: Span<u8>) -> f32 {
     let limit = Wide::<T>::of(127.0);
     for i in (0..x.len()).step_by(BLOCK) {
         let block = x.load::<BLOCK>(i, T::default());
-        q.store::<BLOCK>(
-            i,
-            block.map(
-                #[inline(always)]
-                |v| {
-                    let byte = (v.widen() / divisor).limit(-limit, limit).to_byte();
-                    if zero { 0 } else { byte }
-                },
-            ),
-        );
+        let bytes = lanes!(j => (block[j].widen() / divisor).limit(-limit, limit).to_byte());
+        q.store(i, if zero { [0; BLOCK] } else { bytes });
     }
     if bad { f32::NAN } else { scale }
 }
@@ -111,7 +106,7 @@ pub(crate) fn dequantize(exec: &Exec, q: &Tensor, scales: &Tensor, group: usize,
         let (qs, outs) = (Rows::<u8>::of(q), Rows::<T>::of(out));
         let scales = Rows::<f32>::of(scales);
         let groups = outs.width.div_ceil(group);
-        for_each_row(exec, outs.count, outs.width, 2, #[inline(always)] |r| {
+        for_each_row::<<T as Stored>::Wide>(exec, outs.count, outs.width, 2, #[inline(always)] |r| {
             let (q, o) = (qs.row(r), outs.row(r));
             for k in 0..groups {
                 let (first, len) = (k * group, group.min(outs.width - k * group));
@@ -119,9 +114,7 @@ pub(crate) fn dequantize(exec: &Exec, q: &Tensor, scales: &Tensor, group: usize,
                 let (q, o) = (q.sub(first, len), o.sub(first, len));
                 for i in (0..len).step_by(BLOCK) {
                     let block = q.load::<BLOCK>(i, 0);
-                    o.store::<BLOCK>(i, block.map(#[inline(always)] |b| {
-                        T::narrow(<T as Stored>::Wide::of_byte(b) * scale)
-                    }));
+                    o.store(i, lanes!(j => T::narrow(<T as Stored>::Wide::of_byte(block[j]) * scale)));
                 }
             }
         });
