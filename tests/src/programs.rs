@@ -69,7 +69,8 @@ impl Dice {
     /// 0 .. sides - 1.
     pub fn throw(&mut self, sides: usize) -> usize {
         self.throws += 1;
-        (RandomStream { seed: self.seed, counter: 0xd1ce }.word(self.throws) as u64 * sides as u64 >> 32) as usize
+        (RandomStream { seed: self.seed, counter: 0xd1ce }.word(self.throws) as u64 * sides as u64).wrapping_shr(32)
+            as usize
     }
 }
 
@@ -315,10 +316,10 @@ fn build(
             }
         }
         let len = values.len();
-        for i in LEAVES..len {
+        for (i, value) in values.iter_mut().enumerate().skip(LEAVES) {
             if last_use.get(&i).copied().unwrap_or(0) <= k
                 && i + 4 < len
-                && let Some(v) = values[i].take()
+                && let Some(v) = value.take()
             {
                 match if config.handles == 0 { 9 } else { handles.throw(6) } {
                     0 | 1 => held_forward.push(v),
