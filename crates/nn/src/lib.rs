@@ -1,0 +1,35 @@
+//! Layers, GPT models, losses, AdamW, data and checkpoints on disk, on top of [`retape_core`].
+//!
+//! Two contracts hold everywhere. *Paths*: a layer opens the scopes named in its documentation, and policies find
+//! values by them. *Handles*: what the tape stores of a value is decided when the last handle on it goes, so a layer
+//! takes its input by value where nobody else needs it and lets go of every value as soon as it has been used.
+
+mod adamw;
+mod attention;
+mod block;
+pub mod checkpoint;
+mod clip;
+mod config;
+pub mod data;
+mod embedding;
+mod error;
+mod gpt;
+mod initializer;
+mod layer_norm;
+mod linear;
+mod mlp;
+mod parameter;
+
+pub use adamw::{AdamW, AdamWConfig, ParameterGroup};
+pub use attention::CausalSelfAttention;
+pub use block::Block;
+pub use clip::{Clip, clip_grad_norm};
+pub use config::{AttentionForm, GptConfig};
+pub use embedding::Embedding;
+pub use error::{Error, Result};
+pub use gpt::Gpt;
+pub use initializer::Initializer;
+pub use layer_norm::LayerNorm;
+pub use linear::Linear;
+pub use mlp::Mlp;
+pub use parameter::Parameter;

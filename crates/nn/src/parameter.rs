@@ -1,0 +1,132 @@
+//! A named tensor that training changes.
+
+use crate::{Error, Result};
+use retape_core::{DType, Device, Kind, ParameterId, Tape, Tensor, Var};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// A parameter: a shared cell with a tensor. Clones share the cell, so a tied weight is one parameter in two layers,
+/// and its gradients add up. Its bytes are counted as [`Kind::Parameter`].
+///
+/// An update replaces the cell's tensor, or overwrites it where nobody else holds its storage: a tape that recorded
+/// the old tensor never sees the new numbers.
+#[derive(Debug, Clone)]
+pub struct Parameter(Arc<Cell>);
+
+#[derive(Debug)]
+struct Cell {
+    name: String,
+    tensor: RwLock<Tensor>,
+    requires_grad: AtomicBool,
+}
+
+impl Parameter {
+    /// A parameter that needs a gradient. A view, or a tensor whose storage somebody else holds, is copied first:
+    /// its storage must be its own to be counted and updated.
+    pub fn new(name: impl Into<String>, tensor: Tensor) -> Result<Parameter> {
+        let tensor = own(tensor)?;
+        let cell = Cell { name: name.into(), tensor: RwLock::new(tensor), requires_grad: AtomicBool::new(true) };
+        Ok(Parameter(Arc::new(cell)))
+    }
+
+    /// The name, as in a checkpoint.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// What tapes and gradients know it by: the address of its cell.
+    pub fn id(&self) -> ParameterId {
+        ParameterId(Arc::as_ptr(&self.0) as usize)
+    }
+
+    /// The tensor as it is now. While it is held, an update makes a copy.
+    pub fn tensor(&self) -> Tensor {
+        self.read().clone()
+    }
+
+    /// The shape.
+    pub fn shape(&self) -> Vec<usize> {
+        self.read().shape().to_vec()
+    }
+
+    /// The dtype.
+    pub fn dtype(&self) -> DType {
+        self.read().dtype()
+    }
+
+    /// The device.
+    pub fn device(&self) -> Device {
+        self.read().device().clone()
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.read().len()
+    }
+
+    /// True where a dimension has size 0.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether backward computes its gradient.
+    pub fn requires_grad(&self) -> bool {
+        self.0.requires_grad.load(Ordering::Relaxed)
+    }
+
+    /// Freezes it (`false`) or lets it train. Tapes that have recorded it keep what they have.
+    pub fn set_requires_grad(&self, requires_grad: bool) {
+        self.0.requires_grad.store(requires_grad, Ordering::Relaxed);
+    }
+
+    /// Its leaf on a tape: the same one however often it is asked for.
+    pub fn var(&self, tape: &Tape) -> Result<Var> {
+        Ok(tape.parameter(self.id(), &self.read(), self.requires_grad())?)
+    }
+
+    /// Replaces the tensor by one of the same shape, dtype and device.
+    pub fn set(&self, tensor: Tensor) -> Result<()> {
+        let mut current = self.write();
+        if tensor.shape() != current.shape()
+            || tensor.dtype() != current.dtype()
+            || tensor.device() != current.device()
+        {
+            let describe = |t: &Tensor| format!("{}{:?} on {}", t.dtype(), t.shape(), t.device().name());
+            return Err(Error::WrongReplacement {
+                name: self.name().into(),
+                expected: describe(&current),
+                found: describe(&tensor),
+            });
+        }
+        *current = own(tensor)?;
+        Ok(())
+    }
+
+    /// Calls `write` with the tensor, which nobody else holds: what `write` overwrites is seen by this parameter only.
+    /// Copies the tensor first where somebody else holds it.
+    pub(crate) fn with_unique<R>(&self, write: impl FnOnce(&Tensor) -> Result<R>) -> Result<R> {
+        let mut tensor = self.write();
+        if !tensor.is_sole_owner() {
+            *tensor = tensor.copy(Kind::Parameter)?;
+        }
+        write(&tensor)
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Tensor> {
+        // The cell holds a whole tensor at every instruction, so a poisoned lock is still usable.
+        self.0.tensor.read().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Tensor> {
+        self.0.tensor.write().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// The tensor in storage of its own, counted as a parameter.
+fn own(tensor: Tensor) -> Result<Tensor> {
+    if tensor.is_sole_owner() {
+        tensor.storage().set_kind(Kind::Parameter);
+        return Ok(tensor);
+    }
+    Ok(tensor.copy(Kind::Parameter)?)
+}
