@@ -58,9 +58,8 @@ pub fn load_parameters(path: &Path, parameters: &[Parameter], cast: Cast) -> Res
         return Err(Error::MissingTensor { path: path.into(), name: first.name().into(), more: missing.len() - 1 });
     }
     file.only(|name| parameters.iter().any(|p| p.name() == name))?;
-    let read = |p: &Parameter| {
-        file.tensor(p.name(), &p.device(), &p.shape(), p.dtype(), cast == Cast::Allow, Kind::Parameter)
-    };
+    let read =
+        |p: &Parameter| file.tensor(p.name(), &p.device(), &p.shape(), p.dtype(), cast == Cast::Allow, Kind::Parameter);
     let tensors = parameters.iter().map(read).collect::<Result<Vec<_>>>()?;
     parameters.iter().zip(tensors).try_for_each(|(parameter, tensor)| parameter.set(tensor))
 }
@@ -68,7 +67,8 @@ pub fn load_parameters(path: &Path, parameters: &[Parameter], cast: Cast) -> Res
 /// Reads a file's header and keeps its bytes. Errors where it can't be read or is no safetensors file.
 pub fn open(path: &Path) -> Result<File> {
     let bytes = fs::read(path).map_err(|source| Error::File { action: "read", path: path.into(), source })?;
-    let not_safetensors = |e: safetensors::SafeTensorError| Error::NotSafetensors { path: path.into(), reason: e.to_string() };
+    let not_safetensors =
+        |e: safetensors::SafeTensorError| Error::NotSafetensors { path: path.into(), reason: e.to_string() };
     let (_, header) = SafeTensors::read_metadata(&bytes).map_err(not_safetensors)?;
     SafeTensors::deserialize(&bytes).map_err(not_safetensors)?;
     let metadata = header.metadata().clone().unwrap_or_default();
@@ -115,7 +115,15 @@ impl File {
     }
 
     /// A tensor that must have this shape and this dtype (or, with `cast`, any float dtype where a float is asked for).
-    pub fn tensor(&self, name: &str, device: &Device, shape: &[usize], dtype: DType, cast: bool, kind: Kind) -> Result<Tensor> {
+    pub fn tensor(
+        &self,
+        name: &str,
+        device: &Device,
+        shape: &[usize],
+        dtype: DType,
+        cast: bool,
+        kind: Kind,
+    ) -> Result<Tensor> {
         {
             let parsed = self.parsed();
             let view = self.view(&parsed, name)?;

@@ -148,7 +148,8 @@ impl GptConfig {
         if !self.dtype.is_float() {
             return wrong("dtype", &self.dtype, "must be a float type".into());
         }
-        let largest = [self.batch, self.seq, self.dim.max(self.vocab), 32].iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+        let largest =
+            [self.batch, self.seq, self.dim.max(self.vocab), 32].iter().try_fold(1usize, |n, &d| n.checked_mul(d));
         let weights = [self.layers, self.dim, self.dim, 96].iter().try_fold(1usize, |n, &d| n.checked_mul(d));
         if largest.and(weights).is_none() {
             return wrong("dim", &self.dim, "this model has more bytes than 64 bits can count".into());
@@ -206,6 +207,9 @@ mod dtype_name {
 
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<DType, D::Error> {
         let name = String::deserialize(deserializer)?;
-        DType::ALL.into_iter().find(|d| d.name() == name).ok_or_else(|| D::Error::custom(format!("no dtype is named `{name}`")))
+        DType::ALL
+            .into_iter()
+            .find(|d| d.name() == name)
+            .ok_or_else(|| D::Error::custom(format!("no dtype is named `{name}`")))
     }
 }

@@ -39,8 +39,7 @@ impl ByteText {
     /// A file's text. Errors where it can't be read or isn't UTF-8.
     pub fn from_file(path: impl AsRef<Path>) -> Result<ByteText> {
         let path = path.as_ref();
-        let bytes =
-            std::fs::read(path).map_err(|source| Error::File { action: "read", path: path.into(), source })?;
+        let bytes = std::fs::read(path).map_err(|source| Error::File { action: "read", path: path.into(), source })?;
         if let Err(error) = std::str::from_utf8(&bytes) {
             return Err(Error::NotUtf8 { path: path.into(), offset: error.valid_up_to() });
         }

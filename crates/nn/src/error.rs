@@ -46,7 +46,9 @@ pub enum Error {
         reason: String,
     },
     /// The gradients hold an infinity or a NaN.
-    #[error("the gradient norm is {norm}: a gradient holds an infinity or NaN (first in `{parameter}`); nothing was updated")]
+    #[error(
+        "the gradient norm is {norm}: a gradient holds an infinity or NaN (first in `{parameter}`); nothing was updated"
+    )]
     NonFiniteNorm {
         /// The norm.
         norm: f64,

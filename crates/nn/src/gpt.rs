@@ -30,7 +30,8 @@ impl Gpt {
         let wpe = Embedding::new(init, "transformer.wpe", config.seq, config.dim, std)?;
         let blocks = (0..config.layers).map(|i| Block::new(init, i, config)).collect::<Result<Vec<_>>>()?;
         let ln_f = LayerNorm::new(init, "transformer.ln_f", config.dim)?;
-        let head = (!config.tied).then(|| init.normal("lm_head.weight", &[config.vocab, config.dim], std)).transpose()?;
+        let head =
+            (!config.tied).then(|| init.normal("lm_head.weight", &[config.vocab, config.dim], std)).transpose()?;
         Ok(Gpt { config: config.clone(), training: true, wte, wpe, blocks, ln_f, head })
     }
 

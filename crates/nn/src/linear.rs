@@ -14,7 +14,14 @@ pub struct Linear {
 
 impl Linear {
     /// Parameters `{name}.weight`, normal with standard deviation `std`, and `{name}.bias`, zeros.
-    pub fn new(init: &mut Initializer, name: &str, inputs: usize, outputs: usize, bias: bool, std: f64) -> Result<Linear> {
+    pub fn new(
+        init: &mut Initializer,
+        name: &str,
+        inputs: usize,
+        outputs: usize,
+        bias: bool,
+        std: f64,
+    ) -> Result<Linear> {
         let weight = init.normal(format!("{name}.weight"), &[inputs, outputs], std)?;
         let bias = bias.then(|| init.constant(format!("{name}.bias"), &[outputs], 0.0)).transpose()?;
         Ok(Linear { weight, bias })

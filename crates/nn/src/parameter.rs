@@ -87,9 +87,7 @@ impl Parameter {
     /// Replaces the tensor by one of the same shape, dtype and device.
     pub fn set(&self, tensor: Tensor) -> Result<()> {
         let mut current = self.write();
-        if tensor.shape() != current.shape()
-            || tensor.dtype() != current.dtype()
-            || tensor.device() != current.device()
+        if tensor.shape() != current.shape() || tensor.dtype() != current.dtype() || tensor.device() != current.device()
         {
             let describe = |t: &Tensor| format!("{}{:?} on {}", t.dtype(), t.shape(), t.device().name());
             return Err(Error::WrongReplacement {

@@ -154,7 +154,15 @@ fn largest_difference(what: &str, ours: &Tensor, golden: &Tensor) -> f64 {
 }
 
 /// Trains for as many steps as the golden run of `losses` has, and compares each loss (and gradient norm, where given).
-fn compare_curve(golden: &Golden, dtype: DType, form: AttentionForm, weights: &str, run: &str, decay: &str, losses: &str) {
+fn compare_curve(
+    golden: &Golden,
+    dtype: DType,
+    form: AttentionForm,
+    weights: &str,
+    run: &str,
+    decay: &str,
+    losses: &str,
+) {
     let device = retape_cpu::device();
     let config = golden.config(weights, dtype, form);
     let model = golden.model(&device, weights, &config);
@@ -388,7 +396,12 @@ fn gpt_curve_under_every_preset() {
                 }
                 exact += 1;
                 for (i, (ours, expected)) in steps.iter().zip(&reference).enumerate() {
-                    assert_eq!(ours.0.to_bits(), expected.0.to_bits(), "{} {form:?} {dtype}: loss of step {i}", preset.name);
+                    assert_eq!(
+                        ours.0.to_bits(),
+                        expected.0.to_bits(),
+                        "{} {form:?} {dtype}: loss of step {i}",
+                        preset.name
+                    );
                     assert!(ours.1 == expected.1, "{} {form:?} {dtype}: gradients of step {i} differ", preset.name);
                 }
             }

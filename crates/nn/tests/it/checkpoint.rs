@@ -1,0 +1,126 @@
+use crate::{Scratch, parameter};
+use retape_core::{DType, Kind, Tensor, meta};
+use retape_nn::checkpoint::{Cast, NamedTensor, load_parameters, open, save, save_parameters};
+use retape_nn::{Error, Gpt, GptConfig, Parameter};
+
+fn values(p: &Parameter) -> Vec<f64> {
+    p.tensor().to_f64_vec().unwrap()
+}
+
+#[test]
+fn a_model_there_and_back() {
+    let device = retape_cpu::device();
+    let scratch = Scratch::new("model");
+    let path = scratch.path("model.safetensors");
+    let config = GptConfig { layers: 1, dim: 8, heads: 2, kv_heads: 2, seq: 4, vocab: 9, ..GptConfig::default() };
+    let saved = Gpt::new(&device, &config, 1).unwrap();
+    save_parameters(&path, &saved.parameters(), &[("step", "17".into())]).unwrap();
+    assert_eq!(scratch.files(), ["model.safetensors"], "no temporary file is left");
+    assert_eq!(open(&path).unwrap().metadata()["step"], "17");
+    let loaded = Gpt::new(&device, &config, 2).unwrap();
+    load_parameters(&path, &loaded.parameters(), Cast::Refuse).unwrap();
+    for (a, b) in saved.parameters().iter().zip(loaded.parameters()) {
+        assert_eq!(a.tensor().to_bytes().unwrap(), b.tensor().to_bytes().unwrap(), "{}", a.name());
+    }
+    assert_eq!(device.meter().live(), device.meter().live_of(Kind::Parameter));
+    assert_eq!(device.meter().live() as usize, 2 * config.parameter_bytes());
+}
+
+#[test]
+fn every_dtype_and_a_strided_view() {
+    let device = retape_cpu::device();
+    let scratch = Scratch::new("dtypes");
+    let path = scratch.path("all.safetensors");
+    let numbers = Tensor::from_slice(&device, &[2, 3], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.5]).unwrap();
+    let view = numbers.transpose(0, 1).unwrap();
+    let named = |dtype: DType| NamedTensor { name: dtype.to_string(), tensor: view.cast(dtype, Kind::Input).unwrap() };
+    let mut tensors: Vec<NamedTensor> = DType::ALL.into_iter().map(named).collect();
+    tensors.push(NamedTensor { name: "view".into(), tensor: view });
+    tensors
+        .push(NamedTensor { name: "empty".into(), tensor: Tensor::full(&device, &[0, 3], DType::F32, 0.0).unwrap() });
+    tensors.push(NamedTensor { name: "scalar".into(), tensor: Tensor::full(&device, &[], DType::F64, 2.5).unwrap() });
+    save(&path, &tensors, &[]).unwrap();
+    let file = open(&path).unwrap();
+    assert_eq!(file.names().len(), tensors.len());
+    for NamedTensor { name, tensor } in &tensors {
+        let read = file.read(name, &device).unwrap();
+        assert_eq!((read.shape(), read.dtype()), (tensor.shape(), tensor.dtype()), "{name}");
+        assert_eq!(read.to_bytes().unwrap(), tensor.to_bytes().unwrap(), "{name}");
+    }
+}
+
+#[test]
+fn each_mistake_has_its_error() {
+    let device = retape_cpu::device();
+    let scratch = Scratch::new("mistakes");
+    let path = scratch.path("two.safetensors");
+    let two = [parameter(&device, "a", &[2], &[1.0, 2.0]), parameter(&device, "b", &[1], &[3.0])];
+    save_parameters(&path, &two, &[]).unwrap();
+    let p = |name: &str, shape: &[usize]| parameter(&device, name, shape, &vec![0.0; shape.iter().product()]);
+
+    let a = p("a", &[2]);
+    let error =
+        load_parameters(&path, &[a.clone(), p("b", &[1]), p("c", &[1]), p("d", &[1])], Cast::Refuse).unwrap_err();
+    assert!(matches!(&error, Error::MissingTensor { name, more: 1, .. } if name == "c"), "{error}");
+    assert!(error.to_string().ends_with("two.safetensors has no tensor `c` (and 1 more)"), "{error}");
+
+    let error = load_parameters(&path, std::slice::from_ref(&a), Cast::Refuse).unwrap_err();
+    assert!(matches!(&error, Error::UnexpectedTensor { name, more: 0, .. } if name == "b"), "{error}");
+
+    let error = load_parameters(&path, &[a.clone(), p("b", &[1, 1])], Cast::Refuse).unwrap_err();
+    assert!(matches!(&error, Error::WrongShape { name, .. } if name == "b"), "{error}");
+    assert_eq!(values(&a), [0.0, 0.0], "a file that was refused changed nothing");
+
+    let narrow = Parameter::new("b", Tensor::full(&device, &[1], DType::F32, 0.0).unwrap()).unwrap();
+    let both = [a.clone(), narrow.clone()];
+    let error = load_parameters(&path, &both, Cast::Refuse).unwrap_err();
+    assert!(matches!(&error, Error::WrongDType { castable: true, .. }), "{error}");
+    assert!(error.to_string().contains("is f64, this model needs f32; allow the cast"), "{error}");
+    load_parameters(&path, &both, Cast::Allow).unwrap();
+    assert_eq!(values(&a), [1.0, 2.0]);
+    assert_eq!(narrow.tensor().to_vec::<f32>().unwrap(), [3.0]);
+
+    let integers = scratch.path("integers.safetensors");
+    let tensor = Tensor::from_slice(&device, &[1], &[3i64]).unwrap();
+    save(&integers, &[NamedTensor { name: "b".into(), tensor }], &[]).unwrap();
+    let error = load_parameters(&integers, &[p("b", &[1])], Cast::Allow).unwrap_err();
+    assert!(matches!(&error, Error::WrongDType { castable: false, .. }), "{error}");
+}
+
+#[test]
+fn files_that_are_no_checkpoints() {
+    let scratch = Scratch::new("garbage");
+    assert!(matches!(open(&scratch.path("none")), Err(Error::File { action: "read", .. })));
+    let whole = scratch.path("whole");
+    save_parameters(&whole, &[parameter(&retape_cpu::device(), "a", &[2], &[1.0, 2.0])], &[]).unwrap();
+    let bytes = std::fs::read(&whole).unwrap();
+    let cut = scratch.path("cut");
+    for keep in [0, 4, 20, bytes.len() - 1] {
+        std::fs::write(&cut, &bytes[..keep]).unwrap();
+        assert!(matches!(open(&cut), Err(Error::NotSafetensors { .. })), "{keep} bytes");
+    }
+}
+
+/// A save that fails leaves the old file, and nothing beside it.
+#[test]
+fn a_failed_save_leaves_what_was_there() {
+    let scratch = Scratch::new("atomic");
+    let path = scratch.path("model.safetensors");
+    let device = retape_cpu::device();
+    save_parameters(&path, &[parameter(&device, "a", &[1], &[1.0])], &[]).unwrap();
+    let before = std::fs::read(&path).unwrap();
+    let result = retape_nn::checkpoint::write_atomically(&path, |temporary| {
+        std::fs::write(temporary, "half of it")?;
+        Err(std::io::Error::other("the disk is full"))
+    });
+    let error = result.unwrap_err().to_string();
+    assert!(error.starts_with("can't write ") && error.ends_with("the disk is full"), "{error}");
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+    assert_eq!(scratch.files(), ["model.safetensors"]);
+
+    let nowhere = scratch.path("no such directory/model.safetensors");
+    let save = save_parameters(&nowhere, &[parameter(&device, "a", &[1], &[1.0])], &[]);
+    assert!(matches!(save, Err(Error::File { action: "write", .. })));
+    let save = save_parameters(&path, &[parameter(&meta(), "a", &[1], &[1.0])], &[]);
+    assert!(matches!(save, Err(Error::Core(retape_core::Error::NoNumbers { .. }))));
+}
