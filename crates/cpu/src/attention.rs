@@ -12,7 +12,7 @@ use crate::gemm::{Matrix, product};
 use crate::math::{Float, sum_blocks};
 use crate::random::words;
 use crate::softmax::row_max;
-use crate::view::{BLOCK, Rows, Span, for_float};
+use crate::view::{BLOCK, Rows, Span, for_float, lanes};
 use retape_core::kernel::{AttentionSpec, RandomStream};
 use retape_core::{Result, Tensor};
 
@@ -102,7 +102,8 @@ impl Mask {
         match self.dropout {
             None => [true; BLOCK],
             Some((stream, threshold)) => {
-                words(stream, (row as u64) * self.keys as u64 + j as u64).map(|w| w as u64 >= threshold)
+                let words = words(stream, (row as u64) * self.keys as u64 + j as u64);
+                lanes!(n => words[n] as u64 >= threshold)
             }
         }
     }
@@ -127,7 +128,8 @@ pub(crate) fn attention(
             let (b, h) = (index / qs.heads, index % qs.heads);
             let from = block * QUERIES;
             let rows = QUERIES.min(qs.time - from);
-            exec.scratch::<T, _>(QUERIES * (KEYS + vs.size + 2), #[inline(always)] |memory| {
+            let mut scratch = exec.scratch::<T>(QUERIES * (KEYS + vs.size + 2));
+            let memory = scratch.memory();
                 let (s_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
                 let (o_memory, memory) = memory.split_at_mut(QUERIES * vs.size);
                 let (maximum, sum) = memory.split_at_mut(QUERIES);
@@ -158,12 +160,11 @@ pub(crate) fn attention(
                     let inverse = T::ONE / sum[i];
                     for c in (0..vs.size).step_by(BLOCK) {
                         let values = source.load::<BLOCK>(c, T::ZERO);
-                        target.store(c, values.map(|x| if seen { x * inverse } else { T::ZERO }));
+                        target.store(c, lanes!(n => if seen { values[n] * inverse } else { T::ZERO }));
                     }
                     let row = (b * qs.heads + h) * qs.time + from + i;
                     lses.set(row, if seen { maximum[i] + Float::ln(sum[i]) } else { -T::INFINITY });
                 }
-            });
         });
     });
     Ok(())
@@ -192,7 +193,8 @@ fn absorb<T: Float>(
         visible,
         #[inline(always)]
         |c| {
-            let weights = seen.load::<BLOCK>(c, -T::INFINITY).map(|s| Float::exp(s - new));
+            let s = seen.load::<BLOCK>(c, -T::INFINITY);
+            let weights = lanes!(n => Float::exp(s[n] - new));
             let mut stored = weights;
             if mask.drops() {
                 let (kept, scale) = (mask.kept(row, j + c), T::of(mask.keep));
@@ -214,7 +216,8 @@ fn absorb<T: Float>(
 #[inline(always)]
 fn scale_row<T: Float>(row: Span<T>, factor: T) {
     for c in (0..row.len()).step_by(BLOCK) {
-        row.store(c, row.load::<BLOCK>(c, T::ZERO).map(|x| x * factor));
+        let x = row.load::<BLOCK>(c, T::ZERO);
+        row.store(c, lanes!(n => x[n] * factor));
     }
 }
 
@@ -234,7 +237,7 @@ pub(crate) fn attention_delta(exec: &Exec, o: &Tensor, g: &Tensor, delta: &Tenso
                 let (o, g) = (os.row(b, h, i), gs.row(b, h, i));
                 delta.set(i, sum_blocks(os.size, #[inline(always)] |c| {
                     let (u, v) = (o.load::<BLOCK>(c, T::ZERO), g.load::<BLOCK>(c, T::ZERO));
-                    std::array::from_fn(|j| u[j] * v[j])
+                    lanes!(j => u[j] * v[j])
                 }));
             }
         });

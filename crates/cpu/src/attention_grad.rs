@@ -11,7 +11,7 @@ use crate::attention::{Heads, Mask, work};
 use crate::exec::Exec;
 use crate::gemm::{Matrix, product};
 use crate::math::Float;
-use crate::view::{BLOCK, Rows, for_float};
+use crate::view::{BLOCK, Rows, for_float, lanes};
 use retape_core::kernel::AttentionSpec;
 use retape_core::{Result, Tensor};
 
@@ -70,7 +70,7 @@ impl<T: Float> Pass<T> {
                 let (s, dp) = (p.load::<BLOCK>(c, T::ZERO), ds.load::<BLOCK>(c, T::ZERO));
                 let (mut weights, mut grads) = ([T::ZERO; BLOCK], [T::ZERO; BLOCK]);
                 if c < visible {
-                    weights = s.map(|s| Float::exp(s - lse));
+                    weights = lanes!(n => Float::exp(s[n] - lse));
                     if self.mask.drops() {
                         let kept = self.mask.kept(index * self.q.time + i + r, j + c);
                         for n in 0..BLOCK {
@@ -119,7 +119,8 @@ pub(crate) fn attention_grad_kv(exec: &Exec, saved: Saved<'_>, dk: &Tensor, dv: 
             let (j, index) = (task / heads * KEYS, task % heads);
             let (b, kv_head) = (index / pass.k.heads, index % pass.k.heads);
             let keys = KEYS.min(pass.k.time - j);
-            exec.scratch::<T, _>(2 * QUERIES * KEYS + KEYS * (size + v_size), #[inline(always)] |memory| {
+            let mut scratch = exec.scratch::<T>(2 * QUERIES * KEYS + KEYS * (size + v_size));
+            let memory = scratch.memory();
                 let (p_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
                 let (ds_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
                 memory.fill(T::ZERO);
@@ -138,7 +139,6 @@ pub(crate) fn attention_grad_kv(exec: &Exec, saved: Saved<'_>, dk: &Tensor, dv: 
                 }
                 write(dk, &dks, (b, kv_head), j);
                 write(dv, &dvs, (b, kv_head), j);
-            });
         });
     });
     Ok(())
@@ -153,7 +153,8 @@ pub(crate) fn attention_grad_q(exec: &Exec, saved: Saved<'_>, dq: &Tensor) -> Re
             let (i, index) = ((blocks - 1 - task / heads) * QUERIES, task % heads);
             let (b, h) = (index / pass.q.heads, index % pass.q.heads);
             let rows = QUERIES.min(pass.q.time - i);
-            exec.scratch::<T, _>(2 * QUERIES * KEYS + QUERIES * size, #[inline(always)] |memory| {
+            let mut scratch = exec.scratch::<T>(2 * QUERIES * KEYS + QUERIES * size);
+            let memory = scratch.memory();
                 let (p_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
                 let (ds_memory, dq_memory) = memory.split_at_mut(QUERIES * KEYS);
                 dq_memory.fill(T::ZERO);
@@ -167,7 +168,6 @@ pub(crate) fn attention_grad_q(exec: &Exec, saved: Saved<'_>, dq: &Tensor) -> Re
                     product(dq, true, ds, pass.k.tile(b, kv_head, j, keys), pass.scale);
                 }
                 write(dq, &dqs, (b, h), i);
-            });
         });
     });
     Ok(())

@@ -1,7 +1,7 @@
 //! Fill and copy, for every dtype and pair of dtypes.
 
 use crate::exec::Exec;
-use crate::view::{BLOCK, Nest, Span};
+use crate::view::{BLOCK, Nest, Span, lanes};
 use half::{bf16, f16};
 use retape_core::{DType, Tensor};
 
@@ -201,7 +201,8 @@ where
         |run| {
             let (o, x) = (run.of(0, outs), run.of(1, xs));
             for i in (0..run.len).step_by(BLOCK) {
-                o.store::<BLOCK>(i, x.load::<BLOCK>(i, S::default()).map(&f));
+                let v = x.load::<BLOCK>(i, S::default());
+                o.store(i, lanes!(j => f(v[j])));
             }
         },
     );

@@ -2,7 +2,7 @@
 
 use crate::exec::Exec;
 use crate::math::Float;
-use crate::view::{BLOCK, Nest, Span, for_float, unsupported};
+use crate::view::{BLOCK, Nest, Span, for_float, lanes, unsupported};
 use retape_core::kernel::{Binary, Unary};
 use retape_core::{DType, Error, Result, Tensor};
 
@@ -21,7 +21,8 @@ fn map1<T: Float>(exec: &Exec, cost: usize, x: &Tensor, out: &Tensor, f: impl Fn
         |run| {
             let (o, x) = (run.of(0, outs), run.of(1, xs));
             for i in (0..run.len).step_by(BLOCK) {
-                o.store::<BLOCK>(i, x.load::<BLOCK>(i, T::ZERO).map(&f));
+                let v = x.load::<BLOCK>(i, T::ZERO);
+                o.store(i, lanes!(j => f(v[j])));
             }
         },
     );
@@ -39,7 +40,7 @@ fn map2<T: Float>(exec: &Exec, cost: usize, a: &Tensor, b: &Tensor, out: &Tensor
             let (o, a, b) = (run.of(0, outs), run.of(1, xs), run.of(2, ys));
             for i in (0..run.len).step_by(BLOCK) {
                 let (u, v) = (a.load::<BLOCK>(i, T::ZERO), b.load::<BLOCK>(i, T::ZERO));
-                o.store::<BLOCK>(i, std::array::from_fn(|j| f(u[j], v[j])));
+                o.store(i, lanes!(j => f(u[j], v[j])));
             }
         },
     );
@@ -175,7 +176,7 @@ pub(crate) fn extremum_grad(exec: &Exec, f: Binary, a: &Tensor, b: &Tensor, g: &
             for i in (0..run.len).step_by(BLOCK) {
                 let (u, v) = (a.load::<BLOCK>(i, T::ZERO), b.load::<BLOCK>(i, T::ZERO));
                 let w = g.load::<BLOCK>(i, T::ZERO);
-                o.store::<BLOCK>(i, std::array::from_fn(|j| {
+                o.store(i, lanes!(j => {
                     let lead = sign * (u[j] - v[j]);
                     if u[j] == v[j] { half * w[j] } else if lead > T::ZERO { w[j] } else { T::ZERO }
                 }));
@@ -198,7 +199,7 @@ pub(crate) fn select(exec: &Exec, cond: &Tensor, a: &Tensor, b: &Tensor, out: &T
                 for i in (0..run.len).step_by(BLOCK) {
                     let c = c.load::<BLOCK>(i, 0);
                     let (u, v) = (a.load::<BLOCK>(i, T::default()), b.load::<BLOCK>(i, T::default()));
-                    o.store::<BLOCK>(i, std::array::from_fn(|j| if c[j] != 0 { u[j] } else { v[j] }));
+                    o.store(i, lanes!(j => if c[j] != 0 { u[j] } else { v[j] }));
                 }
             },
         );

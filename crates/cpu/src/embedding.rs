@@ -4,7 +4,7 @@ use crate::exec::Exec;
 use crate::loss::integers;
 use crate::math::Float;
 use crate::softmax::for_each_row;
-use crate::view::{BLOCK, Rows, Span, for_float};
+use crate::view::{BLOCK, Rows, Span, for_float, lanes};
 use retape_core::{Error, Result, Tensor};
 
 /// Columns of one task of the gradient.
@@ -47,7 +47,7 @@ pub(crate) fn embedding_grad(exec: &Exec, ids: &Tensor, g: &Tensor, out: &Tensor
             for (r, &id) in ids.iter().enumerate() {
                 let (o, g) = (outs.part(id * width + first, len, 1), gs.row(r).load::<COLUMNS>(first, T::ZERO));
                 let sum = o.load::<COLUMNS>(0, T::ZERO);
-                o.store::<COLUMNS>(0, std::array::from_fn(|j| sum[j] + g[j]));
+                o.store(0, lanes!(j => sum[j] + g[j]));
             }
         });
     });

@@ -1,9 +1,10 @@
 //! How kernels use the machine: a pool of threads, SIMD chosen at run time, and scratch per thread.
 
-use pulp::Arch;
+use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 use retape_core::{Error, Result};
 use std::cell::RefCell;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Work (in plain additions) below which a kernel runs on the calling thread: waking others costs some 10 us.
@@ -47,12 +48,7 @@ impl Exec {
     /// here carry `#[inline(always)]`, so that they are compiled inside the dispatch.
     #[inline(always)]
     pub fn run(&self, tasks: usize, work: usize, body: impl Fn(usize) + Sync) {
-        let inline = |task| {
-            self.arch.dispatch(
-                #[inline(always)]
-                || body(task),
-            )
-        };
+        let inline = |task| self.arch.dispatch(Task { body: &body, task });
         match &self.threads {
             Some(pool) if tasks > 1 && work > PARALLEL_WORK => {
                 pool.install(|| (0..tasks).into_par_iter().with_max_len(1).for_each(inline));
@@ -64,12 +60,7 @@ impl Exec {
     /// As [`run`](Exec::run), collecting what the tasks return, in order.
     #[inline(always)]
     pub fn collect<R: Send>(&self, tasks: usize, work: usize, body: impl Fn(usize) -> R + Sync) -> Vec<R> {
-        let inline = |task| {
-            self.arch.dispatch(
-                #[inline(always)]
-                || body(task),
-            )
-        };
+        let inline = |task| self.arch.dispatch(Task { body: &body, task });
         match &self.threads {
             Some(pool) if tasks > 1 && work > PARALLEL_WORK => {
                 pool.install(|| (0..tasks).into_par_iter().with_max_len(1).map(inline).collect())
@@ -78,21 +69,15 @@ impl Exec {
         }
     }
 
-    /// Lends `len` elements of this thread's scratch (contents undefined, 64-byte aligned).
-    #[inline(always)]
-    pub fn scratch<T: Scratch, R>(&self, len: usize, body: impl FnOnce(&mut [T]) -> R) -> R {
-        thread_local! {
-            static SCRATCH: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+    /// Takes `len` elements of this thread's scratch: contents undefined, 64-byte aligned.
+    pub fn scratch<T: Scratch>(&self, len: usize) -> Lent<T> {
+        let mut lines = SCRATCH.take();
+        let needed = (len * size_of::<T>()).div_ceil(size_of::<Line>());
+        self.scratch_peak.fetch_max((needed * size_of::<Line>()) as u64, Ordering::Relaxed);
+        if lines.len() < needed {
+            lines.resize(needed, Line([0; 64]));
         }
-        let lines = (len * size_of::<T>()).div_ceil(size_of::<Line>());
-        self.scratch_peak.fetch_max((lines * size_of::<Line>()) as u64, Ordering::Relaxed);
-        SCRATCH.with_borrow_mut(|memory| {
-            if memory.len() < lines {
-                memory.resize(lines, Line([0; 64]));
-            }
-            // SAFETY: the lines hold at least `len` elements, are aligned to 64 bytes, and any bits are a valid T.
-            body(unsafe { std::slice::from_raw_parts_mut(memory.as_mut_ptr().cast::<T>(), len) })
-        })
+        Lent { lines, len, elements: PhantomData }
     }
 
     /// Bound on the scratch that this backend's threads hold.
@@ -101,10 +86,51 @@ impl Exec {
     }
 }
 
+/// One task, to be compiled for each instruction set. (A closure passed to `dispatch` as it is would be called through
+/// a shim that isn't inlined, and so compiled for the baseline only.)
+struct Task<'a, F> {
+    body: &'a F,
+    task: usize,
+}
+
+impl<R, F: Fn(usize) -> R> WithSimd for Task<'_, F> {
+    type Output = R;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> R {
+        (self.body)(self.task)
+    }
+}
+
 /// One cache line.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Line(#[allow(dead_code)] [u8; 64]);
+
+thread_local! {
+    static SCRATCH: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A thread's scratch, given back when dropped.
+pub(crate) struct Lent<T> {
+    lines: Vec<Line>,
+    len: usize,
+    elements: PhantomData<T>,
+}
+
+impl<T: Scratch> Lent<T> {
+    #[inline(always)]
+    pub fn memory(&mut self) -> &mut [T] {
+        // SAFETY: the lines hold at least `len` elements, are aligned to 64 bytes, and any bits are a valid T.
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast::<T>(), self.len) }
+    }
+}
+
+impl<T> Drop for Lent<T> {
+    fn drop(&mut self) {
+        SCRATCH.set(std::mem::take(&mut self.lines));
+    }
+}
 
 /// Types of which any bits are a value.
 pub(crate) trait Scratch: Copy {}

@@ -4,7 +4,7 @@
 use crate::exec::Exec;
 use crate::math::Float;
 use crate::softmax::{for_each_row, row_max, sum_exp};
-use crate::view::{BLOCK, Rows, Span, for_float, unsupported};
+use crate::view::{BLOCK, Rows, Span, for_float, lanes, unsupported};
 use retape_core::{DType, Error, Result, Tensor};
 
 /// The integers of an index tensor, widened, in row-major order.
@@ -91,9 +91,8 @@ pub(crate) fn cross_entropy_grad(exec: &Exec, op: CrossEntropyGrad<'_>) -> Resul
                 return (0..o.len()).step_by(BLOCK).for_each(|i| o.store(i, [T::ZERO; BLOCK]));
             };
             for i in (0..o.len()).step_by(BLOCK) {
-                let mut p = x.load::<BLOCK>(i, T::ZERO);
-                p.iter_mut().for_each(|v| *v = scale * Float::exp(*v - lse));
-                o.store(i, p);
+                let v = x.load::<BLOCK>(i, T::ZERO);
+                o.store(i, lanes!(j => scale * Float::exp(v[j] - lse)));
             }
             o.set(target, o.get(target) - scale);
         });

@@ -43,6 +43,8 @@ pub(crate) trait Float:
 
     /// The nearest integer (ties to even) of a small number, as an i8's bits.
     fn to_byte(self) -> u8;
+    /// The number of a word.
+    fn of_word(word: u32) -> Self;
     /// The number of an i8's bits.
     fn of_byte(byte: u8) -> Self;
 
@@ -83,6 +85,10 @@ impl Float for f32 {
     #[inline(always)]
     fn to_byte(self) -> u8 {
         (self + 12_582_912.0).to_bits() as u8 // 1.5 * 2^23: the sum rounds to an integer, which lies in its low bits
+    }
+    #[inline(always)]
+    fn of_word(word: u32) -> f32 {
+        word as f32
     }
     #[inline(always)]
     fn of_byte(byte: u8) -> f32 {
@@ -201,6 +207,10 @@ impl Float for f64 {
     #[inline(always)]
     fn to_byte(self) -> u8 {
         (self + 6_755_399_441_055_744.0).to_bits() as u8 // 1.5 * 2^52: the sum rounds to an integer, which lies in its low bits
+    }
+    #[inline(always)]
+    fn of_word(word: u32) -> f64 {
+        word as f64
     }
     #[inline(always)]
     fn of_byte(byte: u8) -> f64 {

@@ -6,7 +6,7 @@
 use crate::exec::Exec;
 use crate::math::{Float, sum_blocks};
 use crate::softmax::for_each_row;
-use crate::view::{BLOCK, Rows, Span, for_float};
+use crate::view::{BLOCK, Rows, Span, for_float, lanes};
 use retape_core::{Result, Tensor};
 
 /// Rows added up in the tensor's dtype, and the most pieces that rows are cut into.
@@ -62,26 +62,27 @@ pub(crate) struct LayerNorm<'a> {
 
 pub(crate) fn layer_norm(exec: &Exec, op: LayerNorm<'_>) -> Result<()> {
     for_float!("layer_norm", op.x.dtype(), T => {
-        let (xs, outs) = (Rows::<T>::of(op.x), Rows::<T>::of(op.out));
-        let (means, rstds) = (Stat::<T>::of(op.mean), Stat::<T>::of(op.rstd));
-        let (weight, bias) = (vector::<T>(op.weight), vector::<T>(op.bias));
-        let (n, eps) = (T::of(xs.width as f64), T::of(op.eps));
-        for_each_row(exec, xs.count, xs.width, 4, #[inline(always)] |r| {
-            let (x, o) = (xs.row(r), outs.row(r));
-            let mean = sum_blocks(x.len(), #[inline(always)] |i| x.load::<BLOCK>(i, T::ZERO)) / n;
-            let squares = sum_blocks(x.len(), #[inline(always)] |i| {
-                x.load::<BLOCK>(i, mean).map(|v| (v - mean) * (v - mean))
+            let (xs, outs) = (Rows::<T>::of(op.x), Rows::<T>::of(op.out));
+            let (means, rstds) = (Stat::<T>::of(op.mean), Stat::<T>::of(op.rstd));
+            let (weight, bias) = (vector::<T>(op.weight), vector::<T>(op.bias));
+            let (n, eps) = (T::of(xs.width as f64), T::of(op.eps));
+            for_each_row(exec, xs.count, xs.width, 4, #[inline(always)] |r| {
+                let (x, o) = (xs.row(r), outs.row(r));
+                let mean = sum_blocks(x.len(), #[inline(always)] |i| x.load::<BLOCK>(i, T::ZERO)) / n;
+                let squares = sum_blocks(x.len(), #[inline(always)] |i| {
+                    let v = x.load::<BLOCK>(i, mean);
+    lanes!(j => (v[j] - mean) * (v[j] - mean))
+                });
+                let rstd = T::ONE / (squares / n + eps).root();
+                means.put(r, mean);
+                rstds.put(r, rstd);
+                for i in (0..x.len()).step_by(BLOCK) {
+                    let v = x.load::<BLOCK>(i, T::ZERO);
+                    let (w, b) = (block_or(weight, i, T::ONE), block_or(bias, i, T::ZERO));
+                    o.store(i, lanes!(j => Float::mul_add((v[j] - mean) * rstd, w[j], b[j])));
+                }
             });
-            let rstd = T::ONE / (squares / n + eps).root();
-            means.put(r, mean);
-            rstds.put(r, rstd);
-            for i in (0..x.len()).step_by(BLOCK) {
-                let v = x.load::<BLOCK>(i, T::ZERO);
-                let (w, b) = (block_or(weight, i, T::ONE), block_or(bias, i, T::ZERO));
-                o.store::<BLOCK>(i, std::array::from_fn(|j| Float::mul_add((v[j] - mean) * rstd, w[j], b[j])));
-            }
         });
-    });
     Ok(())
 }
 
@@ -96,7 +97,7 @@ fn xhat_and_e<T: Float>(
 ) -> ([T; BLOCK], [T; BLOCK]) {
     let (v, d) = (x.load::<BLOCK>(i, mean), g.load::<BLOCK>(i, T::ZERO));
     let w = block_or(weight, i, T::ONE);
-    (v.map(|v| (v - mean) * rstd), std::array::from_fn(|j| d[j] * w[j]))
+    (lanes!(j => (v[j] - mean) * rstd), lanes!(j => d[j] * w[j]))
 }
 
 pub(crate) fn layer_norm_grad(
@@ -114,15 +115,14 @@ pub(crate) fn layer_norm_grad(
         for_each_row(exec, xs.count, xs.width, 4, #[inline(always)] |r| {
             let (x, g, o) = (xs.row(r), gs.row(r), outs.row(r));
             let (mean, rstd) = (means.at(r), rstds.at(r));
-            let xhat_and_e = |i| xhat_and_e(x, g, weight, (mean, rstd), i);
-            let e_mean = sum_blocks(x.len(), #[inline(always)] |i| xhat_and_e(i).1) / n;
+            let e_mean = sum_blocks(x.len(), #[inline(always)] |i| xhat_and_e(x, g, weight, (mean, rstd), i).1) / n;
             let ex_mean = sum_blocks(x.len(), #[inline(always)] |i| {
-                let (xhat, e) = xhat_and_e(i);
-                std::array::from_fn(|j| xhat[j] * e[j])
+                let (xhat, e) = xhat_and_e(x, g, weight, (mean, rstd), i);
+                lanes!(j => xhat[j] * e[j])
             }) / n;
             for i in (0..x.len()).step_by(BLOCK) {
-                let (xhat, e) = xhat_and_e(i);
-                o.store::<BLOCK>(i, std::array::from_fn(|j| rstd * (e[j] - e_mean - xhat[j] * ex_mean)));
+                let (xhat, e) = xhat_and_e(x, g, weight, (mean, rstd), i);
+                o.store(i, lanes!(j => rstd * (e[j] - e_mean - xhat[j] * ex_mean)));
             }
         });
     });
@@ -157,8 +157,8 @@ pub(crate) fn layer_norm_param_grad(
                     for i in (0..n).step_by(BLOCK) {
                         let (v, d) = (x.load::<BLOCK>(i, T::ZERO), g.load::<BLOCK>(i, T::ZERO));
                         let (u, s) = (w.load::<BLOCK>(i, T::ZERO), b.load::<BLOCK>(i, T::ZERO));
-                        w.store::<BLOCK>(i, std::array::from_fn(|j| d[j].mul_add((v[j] - mean) * rstd, u[j])));
-                        b.store::<BLOCK>(i, std::array::from_fn(|j| s[j] + d[j]));
+                        w.store(i, lanes!(j => d[j].mul_add((v[j] - mean) * rstd, u[j])));
+                        b.store(i, lanes!(j => s[j] + d[j]));
                     }
                 }
                 dw.iter_mut().zip(w.as_slice()).for_each(|(sum, part)| *sum += part.wide());

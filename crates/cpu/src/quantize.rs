@@ -4,7 +4,7 @@
 use crate::exec::Exec;
 use crate::math::{Float, reduce_blocks};
 use crate::softmax::for_each_row;
-use crate::view::{BLOCK, Rows, Span, unsupported};
+use crate::view::{BLOCK, Rows, Span, lanes, unsupported};
 use half::{bf16, f16};
 use retape_core::{DType, Result, Tensor};
 
@@ -80,7 +80,10 @@ fn quantize_group<T: Stored>(x: Span<T>, q: Span<u8>) -> f32 {
         x.len(),
         Wide::<T>::ZERO,
         #[inline(always)]
-        |i| x.load::<BLOCK>(i, T::default()).map(|v| v.widen().magnitude()),
+        |i| {
+            let v = x.load::<BLOCK>(i, T::default());
+            lanes!(j => v[j].widen().magnitude())
+        },
         #[inline(always)]
         |a, b| a.larger(b),
     );
@@ -92,16 +95,8 @@ fn quantize_group<T: Stored>(x: Span<T>, q: Span<u8>) -> f32 {
     let limit = Wide::<T>::of(127.0);
     for i in (0..x.len()).step_by(BLOCK) {
         let block = x.load::<BLOCK>(i, T::default());
-        q.store::<BLOCK>(
-            i,
-            block.map(
-                #[inline(always)]
-                |v| {
-                    let byte = (v.widen() / divisor).limit(-limit, limit).to_byte();
-                    if zero { 0 } else { byte }
-                },
-            ),
-        );
+        let bytes = lanes!(j => (block[j].widen() / divisor).limit(-limit, limit).to_byte());
+        q.store(i, if zero { [0; BLOCK] } else { bytes });
     }
     if bad { f32::NAN } else { scale }
 }
@@ -119,9 +114,7 @@ pub(crate) fn dequantize(exec: &Exec, q: &Tensor, scales: &Tensor, group: usize,
                 let (q, o) = (q.sub(first, len), o.sub(first, len));
                 for i in (0..len).step_by(BLOCK) {
                     let block = q.load::<BLOCK>(i, 0);
-                    o.store::<BLOCK>(i, block.map(#[inline(always)] |b| {
-                        T::narrow(<T as Stored>::Wide::of_byte(b) * scale)
-                    }));
+                    o.store(i, lanes!(j => T::narrow(<T as Stored>::Wide::of_byte(block[j]) * scale)));
                 }
             }
         });

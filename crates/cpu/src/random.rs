@@ -3,30 +3,46 @@
 
 use crate::exec::Exec;
 use crate::math::Float;
-use crate::view::{BLOCK, Nest, Span, for_float};
+use crate::view::{BLOCK, Nest, Span, for_float, lanes};
 use retape_core::kernel::RandomStream;
 use retape_core::{Result, Tensor};
 
 /// Numbers of one task; a multiple of the block.
 const TASK: usize = 16 * 1024;
 
+/// Words 0..4 of each of 16 counter blocks from `first`: core's `philox4x32`, lane by lane so that it vectorises.
+#[inline(always)]
+fn sixteen_blocks(stream: RandomStream, first: u64) -> [[u32; BLOCK / 4]; 4] {
+    const LANES: usize = BLOCK / 4;
+    let mut c = [[0; LANES], [0; LANES], [stream.counter as u32; LANES], [(stream.counter >> 32) as u32; LANES]];
+    for j in 0..LANES {
+        let index = first + j as u64;
+        (c[0][j], c[1][j]) = (index as u32, (index >> 32) as u32);
+    }
+    let mut key = [stream.seed as u32, (stream.seed >> 32) as u32];
+    for _ in 0..10 {
+        for j in 0..LANES {
+            let (p0, p1) = (c[0][j] as u64 * 0xD251_1F53, c[2][j] as u64 * 0xCD9E_8D57);
+            c[0][j] = (p1 >> 32) as u32 ^ c[1][j] ^ key[0];
+            c[2][j] = (p0 >> 32) as u32 ^ c[3][j] ^ key[1];
+            (c[1][j], c[3][j]) = (p1 as u32, p0 as u32);
+        }
+        key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
+    }
+    c
+}
+
 /// The words of elements `start .. start + 64`.
 #[inline(always)]
 pub(crate) fn words(stream: RandomStream, start: u64) -> [u32; BLOCK] {
     let first = start / 4;
-    let mut lanes = [[0u32; BLOCK / 4]; 4];
-    for j in 0..BLOCK / 4 {
-        let block = stream.block(first + j as u64);
-        for w in 0..4 {
-            lanes[w][j] = block[w];
-        }
-    }
+    let lanes = sixteen_blocks(stream, first);
     let shift = (start % 4) as usize;
     if shift == 0 {
-        return std::array::from_fn(|i| lanes[i % 4][i / 4]);
+        return lanes!(i => lanes[i % 4][i / 4]);
     }
     let last = stream.block(first + BLOCK as u64 / 4);
-    std::array::from_fn(|i| {
+    lanes!(i => {
         let i = i + shift;
         if i < BLOCK { lanes[i % 4][i / 4] } else { last[i - BLOCK] }
     })
@@ -49,13 +65,14 @@ fn for_each_block(exec: &Exec, len: usize, cost: usize, body: impl Fn(usize, usi
 /// Uniform numbers in [0, 1): the word's upper 24 bits for f32, all 32 for f64.
 pub(crate) fn uniform(exec: &Exec, stream: RandomStream, out: &Tensor) -> Result<()> {
     for_float!("uniform", out.dtype(), T => {
-        let outs = Span::<T>::of(out);
-        let drop = if size_of::<T>() == 4 { 8 } else { 0 };
-        let unit = T::of(2f64.powi(drop - 32));
-        for_each_block(exec, outs.len(), 8, #[inline(always)] |i, _| {
-            outs.store(i, words(stream, i as u64).map(|w| T::of((w >> drop) as f64) * unit));
+            let outs = Span::<T>::of(out);
+            let drop = if size_of::<T>() == 4 { 8 } else { 0 };
+            let unit = T::of(2f64.powi(drop - 32));
+            for_each_block(exec, outs.len(), 8, #[inline(always)] |i, _| {
+                let words = words(stream, i as u64);
+    outs.store(i, lanes!(j => T::of_word(words[j] >> drop) * unit));
+            });
         });
-    });
     Ok(())
 }
 
@@ -89,7 +106,7 @@ pub(crate) fn dropout(exec: &Exec, x: &Tensor, p: f64, stream: RandomStream, out
             let (o, x, first) = (run.of(0, outs), run.of(1, xs), run.start(0));
             for i in (0..run.len).step_by(BLOCK) {
                 let (words, x) = (words(stream, (first + i) as u64), x.load::<BLOCK>(i, T::ZERO));
-                o.store::<BLOCK>(i, std::array::from_fn(|j| {
+                o.store(i, lanes!(j => {
                     if (words[j] as u64) < threshold { T::ZERO } else { x[j] * keep }
                 }));
             }

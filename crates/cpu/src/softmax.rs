@@ -2,7 +2,7 @@
 
 use crate::exec::Exec;
 use crate::math::{Float, reduce_blocks, sum_blocks};
-use crate::view::{BLOCK, Rows, Span, for_float};
+use crate::view::{BLOCK, Rows, Span, for_float, lanes};
 use retape_core::{Result, Tensor};
 
 /// Elements that one task handles, in whole rows.
@@ -43,7 +43,10 @@ pub(crate) fn sum_exp<T: Float>(x: Span<T>, max: T) -> T {
     sum_blocks(
         x.len(),
         #[inline(always)]
-        |i| x.load::<BLOCK>(i, -T::INFINITY).map(|v| Float::exp(v - max)),
+        |i| {
+            let v = x.load::<BLOCK>(i, -T::INFINITY);
+            lanes!(j => Float::exp(v[j] - max))
+        },
     )
 }
 
@@ -58,16 +61,15 @@ pub(crate) fn softmax(exec: &Exec, x: &Tensor, out: &Tensor) -> Result<()> {
                 return (0..o.len()).for_each(|i| o.set(i, T::ZERO));
             }
             let sum = sum_blocks(x.len(), #[inline(always)] |i| {
-                let mut e = x.load::<BLOCK>(i, -T::INFINITY);
-                e.iter_mut().for_each(|v| *v = Float::exp(*v - max));
+                let v = x.load::<BLOCK>(i, -T::INFINITY);
+                let e = lanes!(j => Float::exp(v[j] - max));
                 o.store(i, e);
                 e
             });
             let inverse = T::ONE / sum;
             for i in (0..o.len()).step_by(BLOCK) {
-                let mut y = o.load::<BLOCK>(i, T::ZERO);
-                y.iter_mut().for_each(|v| *v = *v * inverse);
-                o.store(i, y);
+                let y = o.load::<BLOCK>(i, T::ZERO);
+                o.store(i, lanes!(j => y[j] * inverse));
             }
         });
     });
@@ -82,11 +84,11 @@ pub(crate) fn softmax_grad(exec: &Exec, y: &Tensor, g: &Tensor, out: &Tensor) ->
             let (y, g, o) = (ys.row(r), gs.row(r), outs.row(r));
             let dot = sum_blocks(y.len(), #[inline(always)] |i| {
                 let (u, v) = (y.load::<BLOCK>(i, T::ZERO), g.load::<BLOCK>(i, T::ZERO));
-                std::array::from_fn(|j| u[j] * v[j])
+                lanes!(j => u[j] * v[j])
             });
             for i in (0..o.len()).step_by(BLOCK) {
                 let (u, v) = (y.load::<BLOCK>(i, T::ZERO), g.load::<BLOCK>(i, T::ZERO));
-                o.store::<BLOCK>(i, std::array::from_fn(|j| u[j] * (v[j] - dot)));
+                o.store(i, lanes!(j => u[j] * (v[j] - dot)));
             }
         });
     });

@@ -14,6 +14,19 @@ use retape_core::{Buffer, DType, Error, Result, Tensor};
 /// Elements that elementwise and row kernels handle at a time: eight AVX-512 registers of f32.
 pub(crate) const BLOCK: usize = 64;
 
+/// A block whose lane `j` is the expression: a loop compiled where it stands, unlike a call of `array::map`, which the
+/// SIMD dispatch wouldn't reach.
+macro_rules! lanes {
+    ($j:ident => $value:expr) => {{
+        let mut block = [Default::default(); $crate::view::BLOCK];
+        for $j in 0..$crate::view::BLOCK {
+            block[$j] = $value;
+        }
+        block
+    }};
+}
+pub(crate) use lanes;
+
 /// A run of `len` elements `stride` apart; possibly overlapped by others.
 #[derive(Debug)]
 pub(crate) struct Span<T> {

@@ -1,0 +1,354 @@
+//! Reductions, softmax, norm, loss, embedding, quantization and products against plain f64 loops.
+
+mod common;
+use common::*;
+use retape_core::kernel::Reduce;
+use retape_core::layout::contiguous_strides;
+use retape_core::{DType, Error, Kernel, Kind, Tensor};
+
+/// Index of each output element that the input elements belong to, in row-major order.
+fn groups(shape: &[usize], out: &[usize]) -> Vec<usize> {
+    let strides = contiguous_strides(out);
+    let n: usize = shape.iter().product();
+    let at = |mut i: usize| {
+        let mut group = 0;
+        for d in (0..shape.len()).rev() {
+            group += if out[d] == 1 { 0 } else { i % shape[d] * strides[d] };
+            i /= shape[d];
+        }
+        group
+    };
+    (0..n).map(at).collect()
+}
+
+#[test]
+fn reductions() {
+    let device = device(2);
+    let cases: [(&[usize], &[usize]); 14] = [
+        (&[], &[]),
+        (&[0], &[1]),
+        (&[3, 0], &[3, 1]),
+        (&[0, 3], &[1, 3]),
+        (&[5, 70], &[5, 1]),
+        (&[300, 70], &[1, 70]),
+        (&[300, 1], &[1, 1]),
+        (&[7, 6, 5], &[1, 6, 1]),
+        (&[7, 6, 5], &[7, 1, 5]),
+        (&[2, 3, 4, 5, 6], &[1, 3, 1, 5, 1]),
+        (&[2, 3, 4, 5, 6], &[2, 1, 4, 1, 6]),
+        (&[40_000], &[1]),
+        (&[2, 20_000], &[2, 1]),
+        (&[4, 5], &[4, 5]),
+    ];
+    for (dtype, (shape, to)) in FLOATS.iter().flat_map(|&d| cases.map(|c| (d, c))) {
+        let n: usize = shape.iter().product();
+        // Few distinct values, so that maxima have ties.
+        let x: Vec<f64> = values(n, 1).iter().map(|x| (x * 8.0).round() / 8.0).collect();
+        let groups = groups(shape, to);
+        let len = to.iter().product();
+        let (mut sum, mut max, mut ties) = (vec![0.0; len], vec![f64::NEG_INFINITY; len], vec![0.0; len]);
+        for (&x, &o) in x.iter().zip(&groups) {
+            sum[o] += x;
+            max[o] = f64::max(max[o], x);
+        }
+        for (&x, &o) in x.iter().zip(&groups) {
+            ties[o] += (x == max[o]) as u8 as f64;
+        }
+        let g = values(len, 7);
+        let grad: Vec<f64> =
+            x.iter().zip(&groups).map(|(&x, &o)| if x == max[o] { g[o] / ties[o] } else { 0.0 }).collect();
+        let mut bits = vec![];
+        for x in views(&device, dtype, shape, &x) {
+            let what = format!("{dtype}{shape:?} to {to:?}");
+            let out = poisoned(&device, dtype, to);
+            run(&device, Kernel::Reduce { f: Reduce::Sum, x: &x, out: &out });
+            close(&what, &out, &sum, tolerance(dtype) * 10.0);
+            bits.push(out.to_bytes().unwrap());
+            run(&device, Kernel::Reduce { f: Reduce::Max, x: &x, out: &out });
+            close(&what, &out, &max, 0.0);
+            let (dx, g) = (poisoned(&device, dtype, shape), tensor(&device, dtype, to, &g));
+            run(&device, Kernel::MaxGrad { x: &x, y: &out, g: &g, out: &dx });
+            close(&what, &dx, &grad, tolerance(dtype));
+            let norm = poisoned(&device, DType::F64, &[]);
+            run(&device, Kernel::SquaredNorm { x: &x, out: &norm });
+            close("squared norm", &norm, &[x.to_f64_vec().unwrap().iter().map(|x| x * x).sum()], 1e-9);
+        }
+        assert!(bits.iter().all(|b| *b == bits[0]), "a view's sum has other bits than a copy's");
+    }
+    let nan = tensor(&device, DType::F32, &[3], &[1.0, f64::NAN, 2.0]);
+    let out = poisoned(&device, DType::F32, &[1]);
+    run(&device, Kernel::Reduce { f: Reduce::Max, x: &nan, out: &out });
+    assert!(out.item().unwrap().is_nan());
+}
+
+#[test]
+fn products() {
+    let device = device(2);
+    let cases = [(1, 1, 1, 1), (2, 3, 4, 5), (1, 0, 4, 3), (3, 4, 0, 2), (1, 5, 6, 0), (0, 2, 2, 2), (2, 300, 33, 65), (1, 17, 400, 9)];
+    for (dtype, (batch, m, n, k)) in FLOATS.iter().flat_map(|&d| cases.map(|c| (d, c))) {
+        let (a, b, c) = (values(batch * m * k, 1), values(k * n, 2), values(batch * m * n, 3));
+        let mut want = c.clone();
+        for (i, w) in want.iter_mut().enumerate() {
+            let (z, r, c) = (i / (m * n), i / n % m, i % n);
+            *w += 0.5 * (0..k).map(|l| a[(z * m + r) * k + l] * b[l * n + c]).sum::<f64>();
+        }
+        let product: Vec<f64> = want.iter().zip(&c).map(|(w, c)| w - c).collect();
+        for (a, b) in views(&device, dtype, &[batch, m, k], &a).iter().flat_map(|a| {
+            views(&device, dtype, &[k, n], &b).into_iter().map(move |b| (a.clone(), b.expand(&[batch, k, n]).unwrap()))
+        }) {
+            let what = format!("{dtype} {batch}x({m},{n},{k})");
+            let (fresh, sum) = (poisoned(&device, dtype, &[batch, m, n]), tensor(&device, dtype, &[batch, m, n], &c));
+            run(&device, Kernel::Matmul { a: &a, b: &b, alpha: 0.5, accumulate: false, out: &fresh });
+            close(&what, &fresh, &product, 10.0 * tolerance(dtype));
+            run(&device, Kernel::Matmul { a: &a, b: &b, alpha: 0.5, accumulate: true, out: &sum });
+            close(&what, &sum, &want, 10.0 * tolerance(dtype));
+        }
+    }
+}
+
+#[test]
+fn softmax_and_masks() {
+    let device = device(2);
+    let inf = f64::INFINITY;
+    for dtype in FLOATS {
+        for n in [1, 5, 64, 65, 300] {
+            let (mut x, g) = (values(4 * n, 1), values(4 * n, 2));
+            x[n..2 * n].iter_mut().for_each(|v| *v = *v - 1e5);
+            x[2 * n..3 * n].fill(-inf);
+            let x: Vec<f64> = x.iter().map(|&x| x as f32 as f64).collect();
+            let mut want = vec![0.0; 4 * n];
+            for (x, y) in x.chunks(n).zip(want.chunks_mut(n)).enumerate().filter(|(r, _)| *r != 2).map(|p| p.1) {
+                let max = x.iter().copied().fold(-inf, f64::max);
+                let sum: f64 = x.iter().map(|x| (x - max).exp()).sum();
+                y.iter_mut().zip(x).for_each(|(y, x)| *y = (x - max).exp() / sum);
+            }
+            let mut grad = vec![0.0; 4 * n];
+            for r in 0..4 {
+                let dot: f64 = (r * n..(r + 1) * n).map(|i| want[i] * g[i]).sum();
+                (r * n..(r + 1) * n).for_each(|i| grad[i] = want[i] * (g[i] - dot));
+            }
+            for (x, g) in views(&device, dtype, &[4, n], &x).iter().zip(views(&device, dtype, &[4, n], &g)) {
+                let out = poisoned(&device, dtype, &[4, n]);
+                run(&device, Kernel::Softmax { x, out: &out });
+                close("softmax", &out, &want, tolerance(dtype));
+                let dx = poisoned(&device, dtype, &[4, n]);
+                run(&device, Kernel::SoftmaxGrad { y: &out, g: &g, out: &dx });
+                close("softmax grad", &dx, &grad, tolerance(dtype));
+                let g = g.copy(Kind::Input).unwrap();
+                run(&device, Kernel::SoftmaxGrad { y: &out, g: &g, out: &g });
+                close("softmax grad in place", &g, &grad, tolerance(dtype));
+            }
+        }
+        for bad in [f64::NAN, inf] {
+            let (x, out) = (tensor(&device, dtype, &[3], &[0.0, bad, 1.0]), poisoned(&device, dtype, &[3]));
+            run(&device, Kernel::Softmax { x: &x, out: &out });
+            assert!(out.to_f64_vec().unwrap()[1].is_nan());
+        }
+        for (tq, tk) in [(3, 5), (5, 3), (1, 4), (70, 70), (2, 0)] {
+            let x = values(2 * tq * tk, 1);
+            let hidden = |i: usize| i % tk + tq > i / tk % tq + tk;
+            let want: Vec<f64> = (0..x.len()).map(|i| if hidden(i) { -inf } else { x[i] }).collect();
+            for x in views(&device, dtype, &[2, tq, tk], &x) {
+                let out = poisoned(&device, dtype, &[2, tq, tk]);
+                run(&device, Kernel::CausalMask { x: &x, value: -inf, out: &out });
+                close("causal mask", &out, &want, 0.0);
+            }
+        }
+    }
+}
+
+#[test]
+fn layer_norm_and_gradients() {
+    let device = device(2);
+    for (dtype, (rows, n), affine) in
+        FLOATS.iter().flat_map(|&d| [(1, 1), (3, 5), (200, 70), (0, 4), (2, 1000)].into_iter().flat_map(move |s| [true, false].map(|a| (d, s, a))))
+    {
+        let (x, g, w, b) = (values(rows * n, 1), values(rows * n, 2), values(n, 3), values(n, 4));
+        let (w, b) = if affine { (w, b) } else { (vec![1.0; n], vec![0.0; n]) };
+        let eps = 1e-5;
+        let (mut y, mut dx, mut dw, mut db) = (vec![], vec![], vec![0.0; n], vec![0.0; n]);
+        let (mut means, mut rstds) = (vec![], vec![]);
+        for (x, g) in x.chunks(n).zip(g.chunks(n)) {
+            let mean = x.iter().sum::<f64>() / n as f64;
+            let rstd = 1.0 / (x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n as f64 + eps).sqrt();
+            let hat: Vec<f64> = x.iter().map(|x| (x - mean) * rstd).collect();
+            let e: Vec<f64> = g.iter().zip(&w).map(|(g, w)| g * w).collect();
+            let e_mean = e.iter().sum::<f64>() / n as f64;
+            let eh_mean = e.iter().zip(&hat).map(|(e, h)| e * h).sum::<f64>() / n as f64;
+            for i in 0..n {
+                y.push(hat[i] * w[i] + b[i]);
+                dx.push(rstd * (e[i] - e_mean - hat[i] * eh_mean));
+                dw[i] += g[i] * hat[i];
+                db[i] += g[i];
+            }
+            means.push(mean);
+            rstds.push(rstd);
+        }
+        let tol = 20.0 * tolerance(dtype);
+        let (w, b) = (tensor(&device, dtype, &[n], &w), tensor(&device, dtype, &[n], &b));
+        let (weight, bias) = if affine { (Some(&w), Some(&b)) } else { (None, None) };
+        for (x, g) in views(&device, dtype, &[rows, n], &x).iter().zip(views(&device, dtype, &[rows, n], &g).iter().rev()) {
+            let [out, mean, rstd] = [&[rows, n][..], &[rows], &[rows]].map(|s| poisoned(&device, dtype, s));
+            run(&device, Kernel::LayerNorm { x, weight, bias, eps, out: &out, mean: &mean, rstd: &rstd });
+            close("layer norm", &out, &y, tol);
+            close("mean", &mean, &means, tol);
+            close("rstd", &rstd, &rstds, tol);
+            run(&device, Kernel::LayerNormGrad { x, weight, mean: &mean, rstd: &rstd, g, out: &out });
+            close("dx", &out, &dx, if n == 1 { 1e-3 } else { tol });
+            let (pw, pb) = (poisoned(&device, dtype, &[n]), poisoned(&device, dtype, &[n]));
+            let (dweight, dbias) = (Some(&pw), Some(&pb));
+            run(&device, Kernel::LayerNormParamGrad { x, mean: &mean, rstd: &rstd, g, dweight, dbias });
+            close("dweight", &pw, &dw, tol);
+            close("dbias", &pb, &db, tol);
+            let g = g.copy(Kind::Input).unwrap();
+            run(&device, Kernel::LayerNormGrad { x, weight, mean: &mean, rstd: &rstd, g: &g, out: &g });
+            close("dx in place", &g, &dx, if n == 1 { 1e-3 } else { tol });
+        }
+    }
+}
+
+#[test]
+fn cross_entropy_and_ignored_rows() {
+    let device = device(2);
+    for (dtype, mean) in FLOATS.iter().flat_map(|&d| [true, false].map(|m| (d, m))) {
+        let (rows, n) = (9, 130);
+        let x: Vec<f64> = values(rows * n, 1).iter().map(|x| x * 10.0).collect();
+        let target: Vec<i32> = (0..rows as i32).map(|r| if r % 3 == 1 { -1 } else { r * 13 % n as i32 }).collect();
+        let count = if mean { 6.0 } else { 1.0 };
+        let lse: Vec<f64> = x.chunks(n).map(|x| x.iter().map(|x| x.exp()).sum::<f64>().ln()).collect();
+        let kept = || (0..rows).filter(|r| r % 3 != 1);
+        let loss = kept().map(|r| lse[r] - x[r * n + target[r] as usize]).sum::<f64>() / count;
+        let mut grad = vec![0.0; rows * n];
+        for (r, c) in kept().flat_map(|r| (0..n).map(move |c| (r, c))) {
+            let hit = (c == target[r] as usize) as u8 as f64;
+            grad[r * n + c] = 0.75 * ((x[r * n + c] - lse[r]).exp() - hit) / count;
+        }
+        let ids = Tensor::from_slice(&device, &[rows], &target).unwrap();
+        let g = tensor(&device, dtype, &[], &[0.75]);
+        for logits in views(&device, dtype, &[rows, n], &x) {
+            let [l, s, dx] = [&[][..], &[rows], &[rows, n]].map(|s| poisoned(&device, dtype, s));
+            run(&device, Kernel::CrossEntropy { logits: &logits, target: &ids, ignore: -1, mean, loss: &l, lse: &s });
+            close("loss", &l, &[loss], tolerance(dtype));
+            close("lse", &s, &lse, tolerance(dtype));
+            run(
+                &device,
+                Kernel::CrossEntropyGrad { logits: &logits, target: &ids, lse: &s, g: &g, ignore: -1, mean, out: &dx },
+            );
+            close("gradient", &dx, &grad, 10.0 * tolerance(dtype));
+        }
+        let bad = Tensor::from_slice(&device, &[rows], &vec![n as i64; rows]).unwrap();
+        let logits = tensor(&device, dtype, &[rows, n], &x);
+        let [l, s] = [&[][..], &[rows]].map(|s| poisoned(&device, dtype, s));
+        let kernel = Kernel::CrossEntropy { logits: &logits, target: &bad, ignore: -1, mean, loss: &l, lse: &s };
+        let error = device.backend().run(&kernel).unwrap_err();
+        assert!(matches!(&error, Error::InvalidValue { .. }) && error.to_string().contains("130"), "{error}");
+        let none = Tensor::from_slice(&device, &[rows], &vec![-1i64; rows]).unwrap();
+        run(&device, Kernel::CrossEntropy { logits: &logits, target: &none, ignore: -1, mean, loss: &l, lse: &s });
+        assert!(if mean { l.item().unwrap().is_nan() } else { l.item().unwrap() == 0.0 });
+    }
+}
+
+#[test]
+fn embedding_and_gradient() {
+    let device = device(2);
+    for dtype in FLOATS {
+        let (rows, width) = (7, 100);
+        let (table, g) = (values(rows * width, 1), values(6 * width, 2));
+        let ids = [3i64, 0, 3, 6, 3, 1];
+        let want: Vec<f64> = ids.iter().flat_map(|&id| table[id as usize * width..][..width].to_vec()).collect();
+        let mut grad = vec![0.0; rows * width];
+        ids.iter().enumerate().for_each(|(r, &id)| (0..width).for_each(|c| grad[id as usize * width + c] += g[r * width + c]));
+        let ids = Tensor::from_slice(&device, &[2, 3], &ids).unwrap();
+        for (table, g) in views(&device, dtype, &[rows, width], &table).iter().zip(views(&device, dtype, &[2, 3, width], &g)) {
+            let (out, dt) = (poisoned(&device, dtype, &[2, 3, width]), poisoned(&device, dtype, &[rows, width]));
+            run(&device, Kernel::Embedding { table, ids: &ids, out: &out });
+            close("embedding", &out, &want, 0.0);
+            run(&device, Kernel::EmbeddingGrad { ids: &ids, g: &g, out: &dt });
+            close("embedding grad", &dt, &grad, tolerance(dtype));
+        }
+        let table = tensor(&device, dtype, &[rows, width], &table);
+        for bad in [-1i64, 7] {
+            let ids = Tensor::from_slice(&device, &[2], &[0, bad]).unwrap();
+            let out = poisoned(&device, dtype, &[2, width]);
+            let error = device.backend().run(&Kernel::Embedding { table: &table, ids: &ids, out: &out }).unwrap_err();
+            assert!(matches!(error, Error::InvalidValue { .. }));
+            let text = error.to_string();
+            assert!(text.contains(&bad.to_string()) && text.contains("position 1") && text.contains("0..7"), "{text}");
+            assert!(out.to_f64_vec().unwrap()[0].is_nan(), "written before it was checked");
+        }
+    }
+}
+
+#[test]
+fn int8_round_trip() {
+    let device = device(2);
+    for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16] {
+        for (shape, group) in [(&[][..], 64), (&[3, 200], 64), (&[2, 130], 33), (&[4, 5], 1), (&[0, 8], 4), (&[2, 3, 64], 64)] {
+            let n: usize = shape.iter().product();
+            let width = shape.last().copied().unwrap_or(1);
+            let mut x = values(n, 1);
+            x.iter_mut().take(group.min(width)).for_each(|v| *v = 0.0);
+            for x in views(&device, dtype, shape, &x) {
+                let mut groups = shape.to_vec();
+                *groups.last_mut().unwrap_or(&mut 0) = width.div_ceil(group);
+                let q = Tensor::full(&device, shape, DType::U8, 77.0).unwrap();
+                let scales = poisoned(&device, DType::F32, if shape.is_empty() { &[] } else { &groups });
+                run(&device, Kernel::Quantize { x: &x, group, q: &q, scales: &scales });
+                let out = poisoned(&device, dtype, shape);
+                run(&device, Kernel::Dequantize { q: &q, scales: &scales, group, out: &out });
+                let held = x.to_f64_vec().unwrap();
+                let scales = scales.to_vec::<f32>().unwrap();
+                let bytes = q.to_vec::<u8>().unwrap();
+                let mut want = vec![];
+                for (row, x) in held.chunks(width).enumerate() {
+                    for (k, x) in x.chunks(group).enumerate() {
+                        let absmax = x.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
+                        let scale = scales[row * width.div_ceil(group) + k];
+                        assert!((scale as f64 - absmax / 127.0).abs() <= absmax * 1e-9 + scale as f64 * 1e-7);
+                        want.extend(x.iter().map(|&x| {
+                            if scale == 0.0 {
+                                0.0
+                            } else if dtype == DType::F64 {
+                                (x / scale as f64).round_ties_even()
+                            } else {
+                                (x as f32 / scale).round_ties_even() as f64
+                            }
+                        }));
+                    }
+                }
+                let got: Vec<f64> = bytes.iter().map(|&b| b as i8 as f64).collect();
+                assert_eq!(got, want, "{dtype}{shape:?} by {group}");
+                let bound = scales.iter().fold(0.0f64, |m, &s| m.max(s as f64)) * 0.51 + 0.02;
+                for (a, b) in out.to_f64_vec().unwrap().iter().zip(&held) {
+                    assert!((a - b).abs() <= bound, "{a} {b}");
+                }
+            }
+        }
+    }
+    for bad in [f64::NAN, f64::INFINITY] {
+        let x = tensor(&device, DType::F32, &[2, 4], &[1.0, bad, 2.0, 3.0, 1.0, 2.0, 3.0, 4.0]);
+        let (q, scales) = (Tensor::full(&device, &[2, 4], DType::U8, 0.0).unwrap(), poisoned(&device, DType::F32, &[2, 1]));
+        run(&device, Kernel::Quantize { x: &x, group: 4, q: &q, scales: &scales });
+        let scales = scales.to_vec::<f32>().unwrap();
+        assert!(scales[0].is_nan() && scales[1] == 4.0 / 127.0);
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_threads() {
+    same_bits("sums and products", |device| {
+        let make = |shape: &[usize], seed| tensor(device, DType::F32, shape, &values(shape.iter().product(), seed));
+        let (a, b) = (make(&[300, 500], 1), make(&[500, 400], 2));
+        let out = poisoned(device, DType::F32, &[300, 400]);
+        run(device, Kernel::Matmul { a: &a, b: &b, alpha: 1.0, accumulate: false, out: &out });
+        let [all, rows, columns] = [[1, 1], [300, 1], [1, 500]].map(|s| poisoned(device, DType::F32, &s));
+        for out in [&all, &rows, &columns] {
+            run(device, Kernel::Reduce { f: Reduce::Sum, x: &a, out });
+        }
+        let (dw, db) = (poisoned(device, DType::F32, &[500]), poisoned(device, DType::F32, &[500]));
+        let (mean, rstd) = (make(&[300], 3), make(&[300], 4));
+        let (dweight, dbias) = (Some(&dw), Some(&db));
+        run(device, Kernel::LayerNormParamGrad { x: &a, mean: &mean, rstd: &rstd, g: &a, dweight, dbias });
+        vec![out, all, rows, columns, dw, db]
+    });
+}
