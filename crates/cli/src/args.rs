@@ -154,7 +154,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "N")]
     pub vocab: Option<usize>,
     /// Probability of dropping while training
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub dropout: Option<f64>,
     /// Biases of the linear maps
     #[arg(long, value_name = "on|off", value_parser = parse_switch)]
@@ -321,22 +321,22 @@ pub struct TrainArgs {
 #[command(next_help_heading = "Optimizer")]
 pub struct SettingArgs {
     /// Learning rate [default: 0.001]
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub lr: Option<f64>,
     /// Steps over which the learning rate rises [default: 10]
     #[arg(long, value_name = "N")]
     pub warmup: Option<u64>,
     /// Decay of the first moment [default: 0.9]
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub beta1: Option<f64>,
     /// Decay of the second moment [default: 0.95]
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub beta2: Option<f64>,
     /// Decoupled weight decay of matrices and embeddings [default: 0.1]
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub weight_decay: Option<f64>,
     /// Bound of the gradient norm [default: 1]
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub clip: Option<f64>,
 }
 

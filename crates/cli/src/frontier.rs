@@ -186,16 +186,16 @@ fn print(points: &[Point], name: &str, common: &Common) -> Result<()> {
         "policy",
         "peak",
         "saved",
-        "step ms",
+        "ms",
         "CPU ms",
-        "overhead %",
-        "predicted %",
-        "recompute ms",
+        "+CPU %",
+        "+FLOPs %",
+        "replay ms",
         "int8 ms",
         "of full %",
-        "gradient error",
+        "grad error",
         "loss after",
-        "pareto",
+        "best",
     ];
     let trained = points.iter().any(|p| p.line.loss_after.is_some());
     let shown: Vec<&str> = columns.iter().copied().filter(|c| trained || *c != "loss after").collect();
@@ -236,7 +236,8 @@ fn print(points: &[Point], name: &str, common: &Common) -> Result<()> {
         (_, n) => format!("\n{n} peaks differ from the dry run's."),
     };
     report::print_line(&format!(
-        "{name}: {how}\n{table}{promise}\noverhead: CPU time against none of the same attention. of full: peak saved, of what full_per_layer saves. \
-         *: no point is better in both peak and overhead."
+        "{name}: {how}\n{table}{promise}\n\
+         +CPU: the step's CPU time over none's with the same attention; +FLOPs: what the dry run predicts.\n\
+         of full: peak saved, of what full_per_layer saves. best *: no other point is better in both peak and +CPU."
     ))
 }

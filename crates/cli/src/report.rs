@@ -1,7 +1,7 @@
 //! Output: lines on stdout, notes on stderr, tables, numbers for people.
 
 use crate::error::{Failure, Result};
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, Table, TableComponent, presets};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::time::Duration;
@@ -39,7 +39,10 @@ pub fn progress(steps: u64) -> ProgressBar {
 /// A table with these columns; those not in `left` are numbers.
 pub fn table(columns: &[&str], left: &[usize]) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_header(columns.to_vec());
+    table.load_preset(presets::NOTHING).set_header(columns.to_vec());
+    for rule in [TableComponent::HeaderLines, TableComponent::MiddleHeaderIntersections] {
+        table.set_style(rule, '─');
+    }
     for (i, column) in table.column_iter_mut().enumerate() {
         column.set_padding((0, 2));
         if !left.contains(&i) {

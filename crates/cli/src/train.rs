@@ -38,15 +38,6 @@ pub fn run(args: &TrainArgs, common: &Common) -> Result<()> {
     let peak = DryRun::new(&config.model)?.predict(&policy)?.peak_bytes;
     let parameters = config.model.parameter_bytes() as u64;
     common.check_fits(peak.saturating_add(4 * parameters))?;
-    report::note(&format!(
-        "memory: step {} + parameters {} + gradients {} + optimizer {} = {}",
-        bytes(peak),
-        bytes(parameters),
-        bytes(parameters),
-        bytes(2 * parameters),
-        bytes(peak + 4 * parameters)
-    ));
-
     let device = common.open_device()?;
     let model = match &resumed {
         Some(from) => checkpoint::read_model(from, &config, &device)?,
@@ -60,6 +51,14 @@ pub fn run(args: &TrainArgs, common: &Common) -> Result<()> {
         checkpoint::restore(from, &config, &mut trainer)?;
         report::note(&format!("continuing {} at step {}", from.display(), trainer.done));
     }
+    report::note(&format!(
+        "memory: step {} + parameters {} + gradients {} + optimizer {} = {}",
+        bytes(peak),
+        bytes(parameters),
+        bytes(parameters),
+        bytes(2 * parameters),
+        bytes(peak + 4 * parameters)
+    ));
     train(args, common, trainer, &policy, validation.as_ref(), &config)
 }
 

@@ -1,6 +1,6 @@
 //! Training steps: what step `n` does is a function of the parameters, the optimizer's state, the seed and `n`.
 
-use crate::error::Result;
+use crate::error::{Failure, Result};
 use crate::policy::NamedPolicy;
 use retape::nn::data::{Batch, Batches, ByteText};
 use retape::nn::{AdamW, Gpt, GptConfig, Parameter, clip_grad_norm};
@@ -98,7 +98,12 @@ const VALIDATION_BATCHES: usize = 32;
 impl Trainer {
     /// At step 0, with a fresh optimizer.
     pub fn new(model: Gpt, batcher: Batcher, settings: Settings, seed: u64) -> Result<Trainer> {
-        let Settings { lr, beta1, beta2, weight_decay, .. } = settings;
+        let Settings { lr, beta1, beta2, weight_decay, clip, .. } = settings;
+        if clip.is_nan() || clip <= 0.0 {
+            return Err(Failure::usage(format!(
+                "the bound of the gradient norm must be above 0, got {clip}; inf: no bound"
+            )));
+        }
         let parameters = model.parameters();
         let config = AdamWConfig { lr, beta1, beta2, eps: 1e-8, weight_decay };
         let optimizer = AdamW::decay_matrices(parameters.clone(), config)?;

@@ -103,17 +103,15 @@ fn wrong_usage_and_input_is_refused_in_one_line() {
         (&["train", "--save", &under_a_file], &["--save"]),
         (&["train", "--vocab", "97"], &["at least 256"]),
         (&["train", "--steps", "0"], &["--steps"]),
-        (&["train", "--lr", "-1"], &["--lr"]),
+        (&["train", "--lr", "-1"], &["lr must be", "-1"]),
+        (&["train", "--clip", "0"], &["above 0"]),
+        (&["step", "--dropout", "-0.5"], &["dropout", "[0, 1)"]),
         (&["frontier", "--out", &under_a_file], &["--out"]),
     ];
     for (args, words) in cases {
         let own: Vec<&str> = SMALL.chunks(2).filter(|flag| !args.contains(&flag[0])).flatten().copied().collect();
         let model = if args[0] == "fly" { Vec::new() } else { own };
-        let mut output = run(&[args, &model[..]].concat());
-        // Training notes what it will need before it starts.
-        let notes = String::from_utf8_lossy(&output.stderr).into_owned();
-        output.stderr =
-            notes.lines().filter(|l| !l.starts_with("memory: ")).map(|l| format!("{l}\n")).collect::<String>().into();
+        let output = run(&[args, &model[..]].concat());
         println!("{args:?}: {}", String::from_utf8_lossy(&output.stderr));
         assert_refused(&output, words);
     }
@@ -156,7 +154,7 @@ fn step_prints_its_line() {
     }
     let by_op = line["by_op"].as_array().unwrap();
     assert!(
-        by_op.iter().any(|row| row["path"] == "blocks.0.mlp.gelu.gelu_tanh" && row["replay_ms"].as_f64() > Some(0.0)),
+        by_op.iter().any(|row| row["path"] == "blocks.0.mlp.gelu" && row["replay_ms"].as_f64() > Some(0.0)),
         "{by_op:?}"
     );
     if fs::metadata("/proc/self/clear_refs").is_ok() {
@@ -308,7 +306,7 @@ fn inspect_takes_the_largest_models() {
     for model in ["gpt2-xl", "gpt3-175b"] {
         for policy in ["none", "full_per_layer", "sqrt_n", "int8_all"] {
             let document = &json_lines(&run(&["inspect", "--json", "--model", model, "--policy", policy]))[0];
-            assert!(document["totals"]["peak_bytes"].as_u64() > Some(1 << 30), "{model} {policy}");
+            assert!(document["totals"]["peak_bytes"].as_u64() > Some(1 << 27), "{model} {policy}");
         }
     }
 }
