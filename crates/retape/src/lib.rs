@@ -1,6 +1,43 @@
 //! retape: tape-based reverse-mode autodiff whose saved tensors are first-class.
+//!
+//! Every value that backward will read carries a [`Mark`]: keep it, recompute it, or store it as int8. Marks are set on
+//! a value, by a scope, or by a [`policy`] for a whole model; the [ledger](Tape::ledger) says what each costs.
+//!
+//! ```
+//! use retape::prelude::*;
+//!
+//! let device = retape::cpu();
+//! let tape = Tape::new(&device);
+//! let x = tape.constant(&Tensor::from_slice(&device, &[2, 3], &[1f32, -2.0, 3.0, 0.5, 0.0, -1.0])?)?;
+//! let w = tape.leaf(&Tensor::from_slice(&device, &[3, 4], &[0.1f32; 12])?)?;
+//!
+//! let h = x.linear(&w, None)?;
+//! let h = h.gelu_tanh()?.recompute()?; // dropped when its last handle goes, replayed when backward asks
+//! let loss = h.mul(&h)?.sum()?;
+//! drop(h);
+//!
+//! println!("{}", tape.ledger()?); // every saved tensor: bytes, mark, who reads it, what a replay costs
+//! let gradients = tape.backward(&loss)?; // the same bits as without the mark
+//! assert_eq!(gradients.of(&w).map(|g| g.shape().to_vec()), Some(vec![3, 4]));
+//! assert_eq!(tape.stats().replays, 1);
+//! # Ok::<(), retape::Error>(())
+//! ```
+//!
+//! The parts, each a crate of its own: tensors, the tape, marks and the ledger (re-exported here), [`nn`] with layers and
+//! models, [`policy`] with rules and presets, and the devices [`cpu`] and [`meta`]. A step on `meta` computes shapes and
+//! bytes only and shows what the same step will take on a real device.
 
 pub use retape_core::*;
+pub use retape_cpu::{device as cpu, device_with_threads as cpu_with_threads};
+pub use retape_nn as nn;
 pub use retape_policy as policy;
 
-pub use retape_cpu::{device as cpu, device_with_threads as cpu_with_threads};
+/// What most programs need, under one `use`.
+pub mod prelude {
+    pub use retape_core::{
+        DType, Device, Gradients, Int8Spec, Kind, Ledger, Mark, Policy, Tape, TapeOptions, Tensor, Var, Verify,
+        checkpoint,
+    };
+    pub use retape_nn::{AdamW, AdamWConfig, AttentionForm, Gpt, GptConfig, Parameter};
+    pub use retape_policy::{Context, Rule, RuleSet};
+}

@@ -1,0 +1,358 @@
+//! The command line, as `--help` shows it.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use retape::policy::{PRESETS, Rule, parse_bytes};
+use retape::{DType, nn::AttentionForm, nn::GptConfig};
+use std::path::PathBuf;
+
+/// Tape-based autodiff with value-level marks: keep, recompute or int8, and what each costs.
+///
+/// Without a command: `frontier`, every preset on model `tiny` with both forms of attention.
+#[derive(Debug, Parser)]
+#[command(
+    name = "retape",
+    version,
+    max_term_width = 110,
+    after_help = "\
+Examples:
+  retape                                     the frontier of the default model
+  retape frontier --model w1 --out out       a larger one; table, and files in out/
+  retape step --model w1 --policy selective  one model, one policy
+  retape inspect --model gpt3-175b           its ledger, by a dry run
+  retape train --steps 200 --save run        train on the built-in text
+
+Exit status: 0 done, 2 wrong usage or input, 1 anything else."
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    #[command(flatten)]
+    pub common: Common,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Measure policies against each other: memory, time, gradient error.
+    #[command(after_help = FRONTIER_HELP)]
+    Frontier(FrontierArgs),
+    /// Measure forward and backward of one model under a policy.
+    #[command(after_help = STEP_HELP)]
+    Step(StepArgs),
+    /// Show the ledger of saved tensors, by a dry run.
+    #[command(after_help = INSPECT_HELP)]
+    Inspect(InspectArgs),
+    /// Train on text, with checkpoints that survive a kill at any moment.
+    #[command(after_help = TRAIN_HELP)]
+    Train(TrainArgs),
+}
+
+impl Default for Command {
+    fn default() -> Command {
+        Command::Frontier(FrontierArgs::default())
+    }
+}
+
+const FRONTIER_HELP: &str = "\
+Each policy runs once per round, the order reversed every other round. `overhead` is the median over rounds of the
+step's CPU time against `none` of the same attention in the same round. `none` always runs.
+
+Examples:
+  retape frontier
+  retape frontier --model w1 --attention flash --policies none,selective,full_per_layer --steps 7
+  retape frontier --attention explicit --policies none --mark '**.softmax=int8' --json
+  retape frontier --model gpt2-xl --device meta      peaks and FLOPs alone, by dry runs
+  retape frontier --train-steps 50 --out out         loss after training; frontier.json, .csv and .svg";
+
+const STEP_HELP: &str = "\
+With several --policy, or --attention both, the steps interleave and each gets its line.
+
+Examples:
+  retape step --model w1
+  retape step --model w1 --policy selective --json
+  retape step --policy none --mark 'blocks.0.mlp.gelu=recompute' --by-op
+  retape step --model gpt2-small --linear-bias off --tied off --steps 3";
+
+const INSPECT_HELP: &str = "\
+Examples:
+  retape inspect
+  retape inspect --policy selective --attention explicit --all
+  retape inspect --model gpt3-175b --policy full_per_layer --json";
+
+const TRAIN_HELP: &str = "\
+A checkpoint is a directory DIR/step-N that appears whole or not at all. The order of the data and the dropout of a step
+are functions of the seed and the step, so a resumed run continues with the same bits.
+
+Examples:
+  retape train --steps 200
+  retape train --data book.txt --val chapter.txt --steps 1000 --policy selective --save run
+  retape train --resume run --save run --steps 1000
+  retape train --init model.safetensors --steps 10 --json";
+
+/// What every command takes.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Everywhere")]
+pub struct Common {
+    /// Print JSON on stdout; progress and notes stay on stderr
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Where to compute: cpu, or meta (shapes and bytes, no numbers)
+    #[arg(long, global = true, value_name = "DEVICE", default_value = "cpu", value_parser = parse_device)]
+    pub device: DeviceKind,
+    /// Threads of the CPU device [default: what the machine offers]
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// Seed of parameters, data order and dropout [default: 0]
+    #[arg(long, global = true, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Hard limit over all tensor bytes, 512MiB or 1.5GB [default: none]
+    #[arg(long, global = true, value_name = "BYTES", value_parser = parse_bytes)]
+    pub memory_limit: Option<u64>,
+}
+
+/// A kind of device that this build has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceKind {
+    Cpu,
+    Meta,
+}
+
+fn parse_device(text: &str) -> Result<DeviceKind, String> {
+    match text {
+        "cpu" => Ok(DeviceKind::Cpu),
+        "meta" => Ok(DeviceKind::Meta),
+        _ if text.starts_with("cuda") => Err("that device isn't here; the devices are cpu and meta".into()),
+        _ => Err("there is no such device; the devices are cpu and meta".into()),
+    }
+}
+
+/// Which model.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Model")]
+pub struct ModelArgs {
+    /// The model [default: tiny]
+    #[arg(long, value_name = "NAME", value_parser = parse_model)]
+    pub model: Option<String>,
+    /// Blocks
+    #[arg(long, value_name = "N")]
+    pub layers: Option<usize>,
+    /// Width of the residual stream
+    #[arg(long, value_name = "N")]
+    pub dim: Option<usize>,
+    /// Query heads
+    #[arg(long, value_name = "N")]
+    pub heads: Option<usize>,
+    /// Key and value heads, a divisor of the heads [default: as many]
+    #[arg(long, value_name = "N")]
+    pub kv_heads: Option<usize>,
+    /// Tokens per sequence
+    #[arg(long, value_name = "N")]
+    pub seq: Option<usize>,
+    /// Sequences per step
+    #[arg(long, value_name = "N")]
+    pub batch: Option<usize>,
+    /// Number of tokens there are
+    #[arg(long, value_name = "N")]
+    pub vocab: Option<usize>,
+    /// Probability of dropping while training
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub dropout: Option<f64>,
+    /// Biases of the linear maps
+    #[arg(long, value_name = "on|off", value_parser = parse_switch)]
+    pub linear_bias: Option<bool>,
+    /// Whether the output head is the token embedding
+    #[arg(long, value_name = "on|off", value_parser = parse_switch)]
+    pub tied: Option<bool>,
+    /// The parameters' and activations' type: f32 or f64
+    #[arg(long, value_name = "DTYPE", value_parser = parse_dtype)]
+    pub dtype: Option<DType>,
+    /// Attention as one tiled op, op by op, or both [default: flash; of frontier: both]
+    #[arg(long, value_name = "FORM")]
+    pub attention: Option<Attention>,
+}
+
+/// Forms of attention to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Attention {
+    Flash,
+    Explicit,
+    Both,
+}
+
+impl Attention {
+    /// The forms, tiled first.
+    pub fn forms(self) -> &'static [AttentionForm] {
+        match self {
+            Attention::Flash => &[AttentionForm::Flash],
+            Attention::Explicit => &[AttentionForm::Explicit],
+            Attention::Both => &[AttentionForm::Flash, AttentionForm::Explicit],
+        }
+    }
+}
+
+fn parse_model(text: &str) -> Result<String, String> {
+    GptConfig::named(text).map(|_| text.to_owned()).map_err(|e| e.to_string())
+}
+
+fn parse_switch(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("write on or off".into()),
+    }
+}
+
+fn parse_dtype(text: &str) -> Result<DType, String> {
+    match text {
+        "f32" => Ok(DType::F32),
+        "f64" => Ok(DType::F64),
+        "bf16" | "f16" => Err("models don't compute in 16 bits yet; write f32 or f64".into()),
+        _ => Err("there is no such dtype; write f32 or f64".into()),
+    }
+}
+
+/// The policies of commands that measure.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Policy")]
+pub struct MarkArgs {
+    /// Mark the values of a path, over any policy: GLOB=keep, recompute or int8 (repeatable)
+    #[arg(long = "mark", value_name = "GLOB=MARK")]
+    pub marks: Vec<Rule>,
+}
+
+#[derive(Debug, Clone, Default, Args)]
+pub struct FrontierArgs {
+    /// Policies, separated by commas: presets with arguments, or .toml files [default: all presets]
+    #[arg(long, value_name = "A,B", value_delimiter = ',', help_heading = "Policy")]
+    pub policies: Vec<String>,
+    /// One more policy (repeatable)
+    #[arg(long = "policy", value_name = "P", help_heading = "Policy", long_help = policy_help("One more policy (repeatable)"))]
+    pub policy: Vec<String>,
+    #[command(flatten)]
+    pub marks: MarkArgs,
+    #[command(flatten)]
+    pub measure: MeasureArgs,
+    /// Write frontier.json, frontier.csv and frontier.svg into this directory
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+#[derive(Debug, Clone, Default, Args)]
+pub struct StepArgs {
+    /// The policy, a preset or a .toml file (repeatable: one line each) [default: none]
+    #[arg(long = "policy", value_name = "P", help_heading = "Policy", long_help = policy_help("The policy (repeatable: one line each) [default: none]"))]
+    pub policy: Vec<String>,
+    #[command(flatten)]
+    pub marks: MarkArgs,
+    #[command(flatten)]
+    pub measure: MeasureArgs,
+    /// List time and replay time per path
+    #[arg(long)]
+    pub by_op: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+/// How to measure.
+#[derive(Debug, Clone, Default, Args)]
+pub struct MeasureArgs {
+    /// Rounds, of which medians are taken; 0 measures memory alone [default: 5, of step: 7]
+    #[arg(long, value_name = "N")]
+    pub steps: Option<usize>,
+    /// Also train so many steps under each policy and report the loss then
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub train_steps: u64,
+}
+
+#[derive(Debug, Clone, Default, Args)]
+pub struct InspectArgs {
+    /// The policy, a preset or a .toml file [default: none]
+    #[arg(long = "policy", value_name = "P", help_heading = "Policy", long_help = policy_help("The policy [default: none]"))]
+    pub policy: Option<String>,
+    #[command(flatten)]
+    pub marks: MarkArgs,
+    /// List every value; without it blocks are grouped
+    #[arg(long)]
+    pub all: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct TrainArgs {
+    /// Text to train on [default: 9 tenths of the built-in text]
+    #[arg(long, value_name = "FILE")]
+    pub data: Option<PathBuf>,
+    /// Text to validate on [default: the last tenth of the built-in text; none with --data]
+    #[arg(long, value_name = "FILE")]
+    pub val: Option<PathBuf>,
+    /// Steps of this run
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
+    pub steps: u64,
+    /// The policy, a preset or a .toml file [default: none, or the checkpoint's]
+    #[arg(long = "policy", value_name = "P", help_heading = "Policy", long_help = policy_help("The policy [default: none, or the checkpoint's]"))]
+    pub policy: Option<String>,
+    #[command(flatten)]
+    pub marks: MarkArgs,
+    /// Keep checkpoints in this directory
+    #[arg(long, value_name = "DIR")]
+    pub save: Option<PathBuf>,
+    /// Steps between checkpoints; one more comes at the end
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..), requires = "save")]
+    pub save_every: u64,
+    /// Continue the latest checkpoint of this directory
+    #[arg(long, value_name = "DIR", conflicts_with = "init")]
+    pub resume: Option<PathBuf>,
+    /// Start from these parameters (safetensors, GPT-2's names)
+    #[arg(long, value_name = "FILE")]
+    pub init: Option<PathBuf>,
+    /// Steps between validations; 0: at the end only
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub val_every: u64,
+    #[command(flatten)]
+    pub settings: SettingArgs,
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+/// AdamW's settings; what is left out is the default's or the checkpoint's.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Optimizer")]
+pub struct SettingArgs {
+    /// Learning rate [default: 0.001]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub lr: Option<f64>,
+    /// Steps over which the learning rate rises [default: 10]
+    #[arg(long, value_name = "N")]
+    pub warmup: Option<u64>,
+    /// Decay of the first moment [default: 0.9]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub beta1: Option<f64>,
+    /// Decay of the second moment [default: 0.95]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub beta2: Option<f64>,
+    /// Decoupled weight decay of matrices and embeddings [default: 0.1]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub weight_decay: Option<f64>,
+    /// Bound of the gradient norm [default: 1]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub clip: Option<f64>,
+}
+
+fn policy_help(first: &str) -> String {
+    let width = PRESETS.iter().map(|p| p.name.len()).max().unwrap_or(0);
+    let mut text = format!(
+        "{first}\n\nA .toml file of rules, or a preset, with arguments as in length_adaptive:threshold=1024:\n"
+    );
+    for preset in PRESETS {
+        let arguments: Vec<_> = preset.arguments.iter().map(|a| format!(":{}=N", a.name)).collect();
+        text += &format!(
+            "  {:width$}  {}{}\n",
+            preset.name,
+            preset.about,
+            if arguments.is_empty() { String::new() } else { format!(" ({})", arguments.join("")) }
+        );
+    }
+    text
+}

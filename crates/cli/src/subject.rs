@@ -1,0 +1,160 @@
+//! A model, and one step of it: a new tape with a policy, the loss, backward. The same code predicts a step's bytes and
+//! FLOPs on the meta device.
+
+use crate::error::{Failure, Result};
+use crate::policy::NamedPolicy;
+use crate::process;
+use crate::trainer::Batcher;
+use retape::Stats;
+use retape::nn::{AttentionForm, Gpt, GptConfig, clip_grad_norm};
+use retape::prelude::{Device, Gradients, Tape, TapeOptions, Tensor};
+use std::time::{Duration, Instant};
+
+/// A model with a batch, on a device.
+#[derive(Debug)]
+pub struct Subject {
+    model: Gpt,
+    tokens: Tensor,
+    targets: Tensor,
+    seed: u64,
+}
+
+/// One step, measured.
+#[derive(Debug)]
+pub struct Sample {
+    /// Wall time of forward.
+    pub forward: Duration,
+    /// Wall time of backward.
+    pub backward: Duration,
+    /// CPU time of both.
+    pub cpu: Duration,
+    /// The tape's counters.
+    pub stats: Stats,
+    /// Bytes of saved tensors at the end of forward.
+    pub saved_bytes: u64,
+    /// Highest step bytes.
+    pub peak_bytes: u64,
+    /// None on the meta device.
+    pub loss: Option<f64>,
+}
+
+impl Sample {
+    /// Wall time of forward and backward.
+    pub fn total(&self) -> Duration {
+        self.forward + self.backward
+    }
+}
+
+impl Subject {
+    /// A model of this configuration from a seed, with the first batch of the built-in text.
+    pub fn new(device: &Device, config: &GptConfig, seed: u64) -> Result<Subject> {
+        let model = Gpt::new(device, config, seed)?;
+        let (tokens, targets) = Batcher::built_in(config, seed)?.tensors(device, 0)?;
+        Ok(Subject { model, tokens, targets, seed })
+    }
+
+    /// Another form of attention, with the same batch.
+    pub fn with_form(&self, form: AttentionForm) -> Result<Subject> {
+        let config = GptConfig { attention: form, ..self.model.config().clone() };
+        let model = Gpt::new(self.device(), &config, self.seed)?;
+        Ok(Subject { model, tokens: self.tokens.clone(), targets: self.targets.clone(), seed: self.seed })
+    }
+
+    fn device(&self) -> &Device {
+        self.tokens.device()
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &GptConfig {
+        self.model.config()
+    }
+
+    /// One step under a policy, and its gradients. With `profile`, the sample's stats have time per path.
+    pub fn step(&self, policy: &NamedPolicy, profile: bool) -> Result<(Sample, Gradients)> {
+        let meter = self.device().meter();
+        meter.reset_peak();
+        let options =
+            TapeOptions { policy: Some(policy.rules.clone()), seed: self.seed, profile, ..TapeOptions::default() };
+        let tape = Tape::with(self.device(), options);
+        let (cpu, start) = (process::cpu_time(), Instant::now());
+        let loss = self.model.loss(&tape, &self.tokens, &self.targets)?;
+        let forward = start.elapsed();
+        let saved_bytes = tape.saved_bytes();
+        let start = Instant::now();
+        let gradients = tape.backward(&loss)?;
+        let backward = start.elapsed();
+        let cpu = process::cpu_time() - cpu;
+        let peak_bytes = meter.step_peak();
+        let loss = if self.device().computes() { Some(loss.item()?) } else { None };
+        Ok((Sample { forward, backward, cpu, stats: tape.stats(), saved_bytes, peak_bytes, loss }, gradients))
+    }
+
+    /// The L2 norm of all gradients together.
+    pub fn gradient_norm(&self, gradients: &Gradients) -> Result<f64> {
+        Ok(clip_grad_norm(gradients, &self.model.parameters(), f64::INFINITY)?.norm)
+    }
+
+    /// Relative L2 distance of all gradients from a reference's.
+    pub fn gradient_error(&self, gradients: &Gradients, reference: &Gradients) -> Result<f64> {
+        let (mut error, mut norm) = (0.0, 0.0);
+        for parameter in self.model.parameters() {
+            match (gradients.parameter(parameter.id()), reference.parameter(parameter.id())) {
+                (None, None) => {}
+                (Some(g), Some(r)) => {
+                    for (g, r) in g.to_f64_vec()?.into_iter().zip(r.to_f64_vec()?) {
+                        error += (g - r) * (g - r);
+                        norm += r * r;
+                    }
+                }
+                _ => {
+                    return Err(Failure::internal(format!(
+                        "a policy changed whether `{}` has a gradient",
+                        parameter.name()
+                    )));
+                }
+            }
+        }
+        Ok(if error == 0.0 { 0.0 } else { (error / norm).sqrt() })
+    }
+
+    /// High-water RSS of a step minus RSS before it. Meant for a process that has run nothing yet: memory freed earlier
+    /// would be reused unseen. Buffers for all gradients lie in the device's pool beforehand, as they do in training.
+    pub fn resident_delta(&self, policy: &NamedPolicy) -> Result<Option<u64>> {
+        let parameters = self.model.parameters();
+        let buffers = parameters.iter().map(|p| Tensor::full(self.device(), &p.shape(), p.dtype(), 0.0));
+        drop(buffers.collect::<Result<Vec<_>, _>>()?);
+        let Some(before) = process::resident_bytes().filter(|_| process::reset_high_water()) else { return Ok(None) };
+        self.step(policy, false)?;
+        Ok(process::high_water_bytes().map(|high| high.saturating_sub(before)))
+    }
+}
+
+/// What a dry run tells of a policy.
+#[derive(Debug, Clone, Copy)]
+pub struct Prediction {
+    /// Highest step bytes.
+    pub peak_bytes: u64,
+    /// Replayed FLOPs over those of a step that replays nothing (backward counted as twice forward), in percent.
+    pub overhead_percent: f64,
+}
+
+/// Dry runs of one configuration.
+#[derive(Debug)]
+pub struct DryRun(Subject);
+
+impl DryRun {
+    /// On a meta device of its own, without a limit.
+    pub fn new(config: &GptConfig) -> Result<DryRun> {
+        Ok(DryRun(Subject::new(&retape::meta(), config, 0)?))
+    }
+
+    /// What a step under this policy will take.
+    pub fn predict(&self, policy: &NamedPolicy) -> Result<Prediction> {
+        let (sample, _) = self.0.step(policy, false)?;
+        let flops = (3 * sample.stats.forward_flops).max(1) as f64;
+        Ok(Prediction {
+            peak_bytes: sample.peak_bytes,
+            overhead_percent: 100.0 * sample.stats.replayed_flops as f64 / flops,
+        })
+    }
+}

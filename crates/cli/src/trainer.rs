@@ -1,0 +1,161 @@
+//! Training steps: what step `n` does is a function of the parameters, the optimizer's state, the seed and `n`.
+
+use crate::error::{Failure, Result};
+use crate::policy::NamedPolicy;
+use retape::nn::data::{Batch, Batches, ByteText};
+use retape::nn::{AdamW, Gpt, GptConfig, Parameter, clip_grad_norm};
+use retape::prelude::{AdamWConfig, Device, Tape, TapeOptions, Tensor};
+use serde::{Deserialize, Serialize};
+use std::time::{Duration, Instant};
+
+/// Batches of a text for a model's vocabulary: where that is smaller than a byte's, bytes wrap around.
+#[derive(Debug)]
+pub struct Batcher {
+    batches: Batches,
+    vocab: usize,
+}
+
+impl Batcher {
+    /// Batches of a text.
+    pub fn new(text: &ByteText, config: &GptConfig, seed: u64) -> Result<Batcher> {
+        Ok(Batcher { batches: text.batches(config.seq, config.batch, seed)?, vocab: config.vocab })
+    }
+
+    /// Batches of the built-in text.
+    pub fn built_in(config: &GptConfig, seed: u64) -> Result<Batcher> {
+        Batcher::new(&ByteText::moby_dick(), config, seed)
+    }
+
+    /// Tokens and targets of a training step.
+    pub fn tensors(&self, device: &Device, step: u64) -> Result<(Tensor, Tensor)> {
+        self.on_device(device, self.batches.batch(step))
+    }
+
+    /// Tokens and targets of the text from its start on; `None` past its end.
+    pub fn consecutive(&self, device: &Device, index: usize) -> Result<Option<(Tensor, Tensor)>> {
+        self.batches.consecutive(index).map(|batch| self.on_device(device, batch)).transpose()
+    }
+
+    fn on_device(&self, device: &Device, mut batch: Batch) -> Result<(Tensor, Tensor)> {
+        let vocab = i64::try_from(self.vocab).unwrap_or(i64::MAX);
+        batch.tokens.iter_mut().chain(&mut batch.targets).for_each(|token| *token %= vocab);
+        Ok(batch.tensors(device)?)
+    }
+}
+
+/// How parameters are updated.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Learning rate after the warm-up.
+    pub lr: f64,
+    /// Steps over which it rises, linearly.
+    pub warmup: u64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Decay of matrices and embeddings.
+    pub weight_decay: f64,
+    /// Bound of the gradient norm.
+    pub clip: f64,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings { lr: 1e-3, warmup: 10, beta1: 0.9, beta2: 0.95, weight_decay: 0.1, clip: 1.0 }
+    }
+}
+
+/// A model in training.
+#[derive(Debug)]
+pub struct Trainer {
+    /// The model.
+    pub model: Gpt,
+    /// Its optimizer.
+    pub optimizer: AdamW,
+    /// Steps done.
+    pub done: u64,
+    parameters: Vec<Parameter>,
+    batcher: Batcher,
+    settings: Settings,
+    seed: u64,
+}
+
+/// What a training step was like.
+#[derive(Debug)]
+pub struct Trained {
+    /// Before the update.
+    pub loss: f64,
+    /// Wall time.
+    pub time: Duration,
+    /// Highest step bytes.
+    pub peak_bytes: u64,
+}
+
+/// Batches of a validation, at most.
+const VALIDATION_BATCHES: usize = 32;
+
+impl Trainer {
+    /// At step 0, with a fresh optimizer.
+    pub fn new(model: Gpt, batcher: Batcher, settings: Settings, seed: u64) -> Result<Trainer> {
+        let Settings { lr, beta1, beta2, weight_decay, clip, .. } = settings;
+        if clip.is_nan() || clip <= 0.0 {
+            return Err(Failure::usage(format!(
+                "the bound of the gradient norm must be above 0, got {clip}; inf: no bound"
+            )));
+        }
+        let parameters = model.parameters();
+        let config = AdamWConfig { lr, beta1, beta2, eps: 1e-8, weight_decay };
+        let optimizer = AdamW::decay_matrices(parameters.clone(), config)?;
+        Ok(Trainer { model, optimizer, done: 0, parameters, batcher, settings, seed })
+    }
+
+    /// The parameters.
+    pub fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    /// The next step.
+    pub fn step(&mut self, policy: &NamedPolicy) -> Result<Trained> {
+        let device = self.parameters[0].device();
+        let start = Instant::now();
+        device.meter().reset_peak();
+        let (tokens, targets) = self.batcher.tensors(&device, self.done)?;
+        // Its own seed for each step's dropout: an odd multiple of the golden ratio's bits apart.
+        let seed = self.seed ^ (self.done + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let options = TapeOptions { policy: Some(policy.rules.clone()), seed, ..TapeOptions::default() };
+        let tape = Tape::with(&device, options);
+        let loss = self.model.loss(&tape, &tokens, &targets)?;
+        let gradients = tape.backward(&loss)?;
+        let value = loss.item()?;
+        drop(loss);
+        drop(tape);
+        let warm = ((self.done + 1) as f64 / self.settings.warmup.max(1) as f64).min(1.0);
+        self.optimizer.set_lr(self.settings.lr * warm)?;
+        let clip = clip_grad_norm(&gradients, &self.parameters, self.settings.clip)?;
+        self.optimizer.step(&gradients, clip.scale)?;
+        self.done += 1;
+        Ok(Trained { loss: value, time: start.elapsed(), peak_bytes: device.meter().step_peak() })
+    }
+
+    /// The mean loss on the first batches of a text, without dropout and without saving anything for backward.
+    pub fn validate(&mut self, text: &Batcher) -> Result<f64> {
+        let device = self.parameters[0].device();
+        self.model.set_training(false);
+        self.parameters.iter().for_each(|p| p.set_requires_grad(false));
+        let mean = || {
+            let (mut sum, mut windows) = (0.0, 0.0);
+            for index in 0..VALIDATION_BATCHES {
+                let Some((tokens, targets)) = text.consecutive(&device, index)? else { break };
+                let weight = tokens.shape()[0] as f64;
+                sum += weight * self.model.loss(&Tape::new(&device), &tokens, &targets)?.item()?;
+                windows += weight;
+            }
+            Ok(sum / windows)
+        };
+        let result = mean();
+        self.parameters.iter().for_each(|p| p.set_requires_grad(true));
+        self.model.set_training(true);
+        result
+    }
+}
