@@ -1,5 +1,8 @@
 //! Shared helpers of the whole-system tests.
 
+pub mod programs;
+pub mod wrapped;
+
 use retape_core::kernel::RandomStream;
 use retape_core::ops::{Op, Sample, SampleInput, SampleMemory, SampleValues};
 use retape_core::{DType, Device, Element, Gradients, Kind, Mark, Result, Tape, TapeOptions, Tensor, Var};

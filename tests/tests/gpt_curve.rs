@@ -239,7 +239,9 @@ fn gpt_curve_warm_20_f32() {
     warm(DType::F32);
 }
 
-/// Every element of every gradient of step 1, fresh and warm. f32 is compared with the f64 golden gradients.
+/// Every element of every gradient of step 1, fresh and warm. f32 is compared with the f64 golden gradients, so its own
+/// rounding counts: on the warm model, whose attention is sharp, embeddings' gradients of 0.2 are off by 1e-6, and
+/// PyTorch's f32 gradient norm by as much. Twice that is allowed there.
 #[test]
 fn gpt_curve_gradients_of_step_1() {
     let device = retape_cpu::device();
@@ -254,13 +256,15 @@ fn gpt_curve_gradients_of_step_1() {
                 let mut names: Vec<&str> = parameters.iter().map(Parameter::name).collect();
                 names.sort_unstable();
                 assert_eq!(names, expected.names(), "the parameters' names");
+                let allowed =
+                    tolerance(dtype).gradient * if weights == "warm" && dtype == DType::F32 { 2.0 } else { 1.0 };
                 let mut worst = 0.0f64;
                 for parameter in &parameters {
                     let gradient = gradients.parameter(parameter.id()).expect("every parameter has a gradient");
                     assert_eq!(gradient.dtype(), dtype);
                     let expected = expected.read(parameter.name(), &device).unwrap();
                     let difference = largest_difference(parameter.name(), gradient, &expected);
-                    assert_abs_diff_eq!(difference, 0.0, epsilon = tolerance(dtype).gradient);
+                    assert_abs_diff_eq!(difference, 0.0, epsilon = allowed);
                     worst = worst.max(difference);
                 }
                 println!("gradients, {weights} {dtype} {form:?}: {worst:.1e} absolute");

@@ -122,7 +122,7 @@ pub(crate) fn attention(
         let (mask, lses) = (Mask::new(spec, qs.time, ks.time), Span::<T>::of(lse));
         let blocks = qs.time.div_ceil(QUERIES);
         let heads = qs.batch * qs.heads;
-        exec.run(blocks * heads, work(&qs, ks.time), #[inline(always)] |task| {
+        exec.run::<T>(blocks * heads, work(&qs, ks.time), #[inline(always)] |task| {
             // The last queries see most: they go first.
             let (block, index) = (blocks - 1 - task / heads, task % heads);
             let (b, h) = (index / qs.heads, index % qs.heads);
@@ -185,7 +185,7 @@ fn absorb<T: Float>(
     let seen = scores.sub(0, visible);
     let new = maximum.larger(row_max(seen));
     if new == -T::INFINITY {
-        (0..keys).step_by(BLOCK).for_each(|c| scores.store(c, [T::ZERO; BLOCK]));
+        scores.fill(T::ZERO);
         return T::ONE;
     }
     let shrink = Float::exp(*maximum - new);
@@ -207,7 +207,10 @@ fn absorb<T: Float>(
             weights
         },
     );
-    (visible.next_multiple_of(BLOCK)..keys).step_by(BLOCK).for_each(|c| scores.store(c, [T::ZERO; BLOCK]));
+    if visible.next_multiple_of(BLOCK) < keys {
+        let blocks = visible.next_multiple_of(BLOCK);
+        scores.sub(blocks, scores.len() - blocks).fill(T::ZERO);
+    }
     *sum = *sum * shrink + total;
     *maximum = new;
     shrink
@@ -230,7 +233,7 @@ pub(crate) fn work<T>(q: &Heads<T>, keys: usize) -> usize {
 pub(crate) fn attention_delta(exec: &Exec, o: &Tensor, g: &Tensor, delta: &Tensor) -> Result<()> {
     for_float!("attention_delta", o.dtype(), T => {
         let (os, gs, deltas) = (Heads::<T>::of(o), Heads::<T>::of(g), Rows::<T>::of(delta));
-        exec.run(os.batch * os.heads, o.len(), #[inline(always)] |index| {
+        exec.run::<T>(os.batch * os.heads, o.len(), #[inline(always)] |index| {
             let (b, h) = (index / os.heads, index % os.heads);
             let delta = deltas.row(index);
             for i in 0..os.time {

@@ -76,7 +76,7 @@ impl<T: Float> Pass<T> {
                         for n in 0..BLOCK {
                             let z = if kept[n] { keep } else { T::ZERO };
                             grads[n] = weights[n] * (z * dp[n] - delta);
-                            weights[n] = weights[n] * z;
+                            weights[n] = z * weights[n];
                         }
                     } else {
                         for n in 0..BLOCK {
@@ -102,7 +102,7 @@ impl<T: Float> Pass<T> {
 fn write<T: Float>(from: Matrix<T>, out: &Heads<T>, (b, h): (usize, usize), time: usize) {
     for r in 0..from.rows {
         let (source, target) = (from.span.part(r * from.row_stride, from.cols, 1), out.row(b, h, time + r));
-        (0..from.cols).step_by(BLOCK).for_each(|c| target.store(c, source.load::<BLOCK>(c, T::ZERO)));
+        target.copy_from(source);
     }
 }
 
@@ -114,7 +114,7 @@ pub(crate) fn attention_grad_kv(exec: &Exec, saved: Saved<'_>, dk: &Tensor, dv: 
         let (size, v_size, heads) = (pass.k.size, pass.v.size, pass.k.batch * pass.k.heads);
         let group = pass.q.heads / pass.k.heads.max(1);
         let tasks = pass.k.time.div_ceil(KEYS) * heads;
-        exec.run(tasks, work(&pass.q, pass.k.time), #[inline(always)] |task| {
+        exec.run::<T>(tasks, work(&pass.q, pass.k.time), #[inline(always)] |task| {
             // The first keys are seen by most: they go first, as they come.
             let (j, index) = (task / heads * KEYS, task % heads);
             let (b, kv_head) = (index / pass.k.heads, index % pass.k.heads);
@@ -149,7 +149,7 @@ pub(crate) fn attention_grad_q(exec: &Exec, saved: Saved<'_>, dq: &Tensor) -> Re
     for_float!("attention_grad_q", saved.q.dtype(), T => {
         let (pass, dqs) = (Pass::<T>::of(saved), Heads::<T>::of(dq));
         let (size, heads, blocks) = (pass.q.size, pass.q.batch * pass.q.heads, pass.q.time.div_ceil(QUERIES));
-        exec.run(blocks * heads, work(&pass.q, pass.k.time), #[inline(always)] |task| {
+        exec.run::<T>(blocks * heads, work(&pass.q, pass.k.time), #[inline(always)] |task| {
             let (i, index) = ((blocks - 1 - task / heads) * QUERIES, task % heads);
             let (b, h) = (index / pass.q.heads, index % pass.q.heads);
             let rows = QUERIES.min(pass.q.time - i);

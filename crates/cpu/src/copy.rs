@@ -1,6 +1,6 @@
 //! Fill and copy, for every dtype and pair of dtypes.
 
-use crate::exec::Exec;
+use crate::exec::{Baseline, Exec};
 use crate::view::{BLOCK, Nest, Span, lanes};
 use half::{bf16, f16};
 use retape_core::{DType, Tensor};
@@ -135,7 +135,7 @@ macro_rules! for_any {
 pub(crate) fn fill(exec: &Exec, value: f64, out: &Tensor) {
     for_any!(out.dtype(), T => {
         let (outs, value) = (Span::<T>::of(out), <T as Cast>::of_f64(value));
-        Nest::new([out]).for_each_run(exec, 1, #[inline(always)] |run| {
+        Nest::new([out]).for_each_run::<Baseline>(exec, 1, #[inline(always)] |run| {
             let o = run.of(0, outs);
             for i in (0..run.len).step_by(BLOCK) {
                 o.store::<BLOCK>(i, [value; BLOCK]);
@@ -194,7 +194,7 @@ where
     D: Copy + Default + Send + Sync,
 {
     let (xs, outs) = (Span::<S>::of(x), Span::<D>::of(out));
-    Nest::new([out, x]).for_each_run(
+    Nest::new([out, x]).for_each_run::<Baseline>(
         exec,
         1,
         #[inline(always)]

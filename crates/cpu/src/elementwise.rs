@@ -1,6 +1,6 @@
 //! Elementwise kernels, in blocks of 64 elements that are loaded, computed and stored: safe in place, and vectorised.
 
-use crate::exec::Exec;
+use crate::exec::{Baseline, Exec};
 use crate::math::Float;
 use crate::view::{BLOCK, Nest, Span, for_float, lanes, unsupported};
 use retape_core::kernel::{Binary, Unary};
@@ -14,7 +14,7 @@ const TRANSCENDENTAL: usize = 8;
 #[inline(always)]
 fn map1<T: Float>(exec: &Exec, cost: usize, x: &Tensor, out: &Tensor, f: impl Fn(T) -> T + Sync) {
     let (xs, outs) = (Span::<T>::of(x), Span::<T>::of(out));
-    Nest::new([out, x]).for_each_run(
+    Nest::new([out, x]).for_each_run::<T>(
         exec,
         cost,
         #[inline(always)]
@@ -32,7 +32,7 @@ fn map1<T: Float>(exec: &Exec, cost: usize, x: &Tensor, out: &Tensor, f: impl Fn
 #[inline(always)]
 fn map2<T: Float>(exec: &Exec, cost: usize, a: &Tensor, b: &Tensor, out: &Tensor, f: impl Fn(T, T) -> T + Sync) {
     let (xs, ys, outs) = (Span::<T>::of(a), Span::<T>::of(b), Span::<T>::of(out));
-    Nest::new([out, a, b]).for_each_run(
+    Nest::new([out, a, b]).for_each_run::<T>(
         exec,
         cost,
         #[inline(always)]
@@ -61,12 +61,12 @@ pub(crate) fn unary(exec: &Exec, f: Unary, x: &Tensor, out: &Tensor) -> Result<(
         // Where x falls towards -inf, x sigmoid(x) and x Phi(x) go to 0: below these bounds they are 0 to the last bit.
         let (low, gelu_low) = (-T::SATURATED, T::of(-40.0));
         macro_rules! go {
-            ($cost:expr, $f:expr) => { map1::<T>(exec, $cost, x, out, #[inline(always)] $f) };
+            ($cost:expr, |$x:ident| $y:expr) => { map1::<T>(exec, $cost, x, out, #[inline(always)] |$x: T| $y) };
         }
         match f {
             Unary::Neg => go!(CHEAP, |x| -x),
-            Unary::Scale(c) => { let c = T::of(c); go!(CHEAP, move |x| c * x) }
-            Unary::Shift(c) => { let c = T::of(c); go!(CHEAP, move |x| x + c) }
+            Unary::Scale(c) => { let c = T::of(c); go!(CHEAP, |x| c * x) }
+            Unary::Shift(c) => { let c = T::of(c); go!(CHEAP, |x| x + c) }
             Unary::Exp => go!(TRANSCENDENTAL, |x| Float::exp(x)),
             Unary::Log => go!(TRANSCENDENTAL, |x| Float::ln(x)),
             Unary::Sqrt => go!(CHEAP, |x| x.root()),
@@ -102,7 +102,9 @@ pub(crate) fn unary_grad(exec: &Exec, f: Unary, saved: &Tensor, g: &Tensor, out:
         let (one, half) = (T::ONE, T::of(0.5));
         let (low, high) = (-T::SATURATED, T::SATURATED);
         macro_rules! go {
-            ($cost:expr, $f:expr) => { map2::<T>(exec, $cost, g, saved, out, #[inline(always)] $f) };
+            ($cost:expr, |$g:ident, $v:ident| $y:expr) => {
+                map2::<T>(exec, $cost, g, saved, out, #[inline(always)] |$g: T, $v: T| $y)
+            };
         }
         match f {
             Unary::Neg | Unary::Scale(_) | Unary::Shift(_) => unreachable!("returned above"),
@@ -144,7 +146,7 @@ pub(crate) fn unary_grad(exec: &Exec, f: Unary, saved: &Tensor, g: &Tensor, out:
 pub(crate) fn binary(exec: &Exec, f: Binary, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
     for_float!("binary", a.dtype(), T => {
         macro_rules! go {
-            ($f:expr) => { map2::<T>(exec, CHEAP, a, b, out, #[inline(always)] $f) };
+            (|$a:ident, $b:ident| $y:expr) => { map2::<T>(exec, CHEAP, a, b, out, #[inline(always)] |$a: T, $b: T| $y) };
         }
         match f {
             Binary::Add => go!(|a, b| a + b),
@@ -171,7 +173,7 @@ pub(crate) fn extremum_grad(exec: &Exec, f: Binary, a: &Tensor, b: &Tensor, g: &
     for_float!("extremum_grad", a.dtype(), T => {
         let (sign, half) = (T::of(sign), T::of(0.5));
         let (xs, ys, gs, outs) = (Span::<T>::of(a), Span::<T>::of(b), Span::<T>::of(g), Span::<T>::of(out));
-        Nest::new([out, a, b, g]).for_each_run(exec, CHEAP, #[inline(always)] |run| {
+        Nest::new([out, a, b, g]).for_each_run::<T>(exec, CHEAP, #[inline(always)] |run| {
             let (o, a, b, g) = (run.of(0, outs), run.of(1, xs), run.of(2, ys), run.of(3, gs));
             for i in (0..run.len).step_by(BLOCK) {
                 let (u, v) = (a.load::<BLOCK>(i, T::ZERO), b.load::<BLOCK>(i, T::ZERO));
@@ -190,7 +192,7 @@ pub(crate) fn extremum_grad(exec: &Exec, f: Binary, a: &Tensor, b: &Tensor, g: &
 pub(crate) fn select(exec: &Exec, cond: &Tensor, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
     fn of_size<T: Copy + Default + Send + Sync>(exec: &Exec, cond: &Tensor, a: &Tensor, b: &Tensor, out: &Tensor) {
         let (conds, xs, ys, outs) = (Span::<u8>::of(cond), Span::<T>::of(a), Span::<T>::of(b), Span::<T>::of(out));
-        Nest::new([out, cond, a, b]).for_each_run(
+        Nest::new([out, cond, a, b]).for_each_run::<Baseline>(
             exec,
             CHEAP,
             #[inline(always)]

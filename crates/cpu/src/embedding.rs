@@ -25,9 +25,8 @@ pub(crate) fn embedding(exec: &Exec, table: &Tensor, ids: &Tensor, out: &Tensor)
     let ids = checked_ids("embedding", ids, table.shape()[0])?;
     for_float!("embedding", table.dtype(), T => {
         let (tables, outs) = (Rows::<T>::of(table), Rows::<T>::of(out));
-        for_each_row(exec, ids.len(), tables.width, 1, #[inline(always)] |r| {
-            let (x, o) = (tables.row(ids[r]), outs.row(r));
-            (0..o.len()).step_by(BLOCK).for_each(|i| o.store(i, x.load::<BLOCK>(i, T::ZERO)));
+        for_each_row::<T>(exec, ids.len(), tables.width, 1, #[inline(always)] |r| {
+            outs.row(r).copy_from(tables.row(ids[r]));
         });
     });
     Ok(())
@@ -39,7 +38,7 @@ pub(crate) fn embedding_grad(exec: &Exec, ids: &Tensor, g: &Tensor, out: &Tensor
     let ids = checked_ids("embedding_grad", ids, rows)?;
     for_float!("embedding_grad", g.dtype(), T => {
         let (gs, outs) = (Rows::<T>::of(g), Span::<T>::of(out));
-        exec.run(width.div_ceil(COLUMNS), (rows + 2 * ids.len()) * width, #[inline(always)] |task| {
+        exec.run::<T>(width.div_ceil(COLUMNS), (rows + 2 * ids.len()) * width, #[inline(always)] |task| {
             let (first, len) = (task * COLUMNS, COLUMNS.min(width - task * COLUMNS));
             for row in 0..rows {
                 outs.part(row * width + first, len, 1).store(0, [T::ZERO; COLUMNS]);

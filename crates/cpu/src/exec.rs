@@ -5,7 +5,8 @@ use rayon::prelude::*;
 use retape_core::{Error, Result};
 use std::cell::RefCell;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Work (in plain additions) below which a kernel runs on the calling thread: waking others costs some 10 us.
 const PARALLEL_WORK: usize = 64 * 1024;
@@ -43,29 +44,46 @@ impl Exec {
         self.threads.as_ref().map_or(1, |pool| pool.current_num_threads())
     }
 
-    /// Calls `body` with 0..tasks, in parallel where `work` is worth it, compiled for the machine's instruction set.
-    /// Tasks must be cut by the shape alone, so that results don't depend on the number of threads. Closures passed
-    /// here carry `#[inline(always)]`, so that they are compiled inside the dispatch.
+    /// Calls `body` with 0..tasks, in parallel where `work` is worth it, compiled for the machine's best instruction
+    /// set as far as `T` asks for it. Tasks must be cut by the shape alone, so that results don't depend on the number
+    /// of threads. Closures passed here carry `#[inline(always)]`, so that they are compiled inside the dispatch; for the same reason their loops are
+    /// `for` loops: `for_each`, `array::map` and the like become functions of their own.
     #[inline(always)]
-    pub fn run(&self, tasks: usize, work: usize, body: impl Fn(usize) + Sync) {
-        let inline = |task| self.arch.dispatch(Task { body: &body, task });
-        match &self.threads {
-            Some(pool) if tasks > 1 && work > PARALLEL_WORK => {
-                pool.install(|| (0..tasks).into_par_iter().with_max_len(1).for_each(inline));
-            }
-            _ => (0..tasks).for_each(inline),
-        }
+    pub fn run<T: Target>(&self, tasks: usize, work: usize, body: impl Fn(usize) + Sync) {
+        self.spread(tasks, work, &|task| self.compiled::<T, _, _>(&body, task));
     }
 
     /// As [`run`](Exec::run), collecting what the tasks return, in order.
     #[inline(always)]
-    pub fn collect<R: Send>(&self, tasks: usize, work: usize, body: impl Fn(usize) -> R + Sync) -> Vec<R> {
-        let inline = |task| self.arch.dispatch(Task { body: &body, task });
+    pub fn collect<T: Target, R>(&self, tasks: usize, work: usize, body: impl Fn(usize) -> R + Sync) -> Vec<R>
+    where
+        R: Send + Sync,
+    {
+        let slots: Vec<OnceLock<R>> = (0..tasks).map(|_| OnceLock::new()).collect();
+        self.spread(tasks, work, &|task| {
+            let _ = slots[task].set(self.compiled::<T, _, _>(&body, task));
+        });
+        slots.into_iter().filter_map(OnceLock::into_inner).collect()
+    }
+
+    /// Calls `body` with `argument`, compiled for `T`'s instruction set.
+    #[inline(always)]
+    pub fn compiled<T: Target, A, R>(&self, body: &impl Fn(A) -> R, argument: A) -> R {
+        T::compile(self.arch, Call { body, argument })
+    }
+
+    /// Calls `body` with 0..tasks. Threads take the tasks in this order, each the next one left.
+    fn spread(&self, tasks: usize, work: usize, body: &(dyn Fn(usize) + Sync)) {
         match &self.threads {
             Some(pool) if tasks > 1 && work > PARALLEL_WORK => {
-                pool.install(|| (0..tasks).into_par_iter().with_max_len(1).map(inline).collect())
+                let next = AtomicUsize::new(0);
+                let claim = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&task| task < tasks);
+                let workers = pool.current_num_threads().min(tasks);
+                pool.install(|| {
+                    (0..workers).into_par_iter().with_max_len(1).for_each(|_| std::iter::from_fn(claim).for_each(body));
+                });
             }
-            _ => (0..tasks).map(inline).collect(),
+            _ => (0..tasks).for_each(body),
         }
     }
 
@@ -86,19 +104,55 @@ impl Exec {
     }
 }
 
-/// One task, to be compiled for each instruction set. (A closure passed to `dispatch` as it is would be called through
-/// a shim that isn't inlined, and so compiled for the baseline only.)
-struct Task<'a, F> {
+/// A call to be compiled for an instruction set. (A closure passed to pulp as it is would be called through a shim that
+/// isn't inlined, and so compiled for the baseline only.)
+struct Call<'a, F, A> {
     body: &'a F,
-    task: usize,
+    argument: A,
 }
 
-impl<R, F: Fn(usize) -> R> WithSimd for Task<'_, F> {
+impl<A, R, F: Fn(A) -> R> WithSimd for Call<'_, F, A> {
     type Output = R;
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) -> R {
-        (self.body)(self.task)
+        (self.body)(self.argument)
+    }
+}
+
+/// How far a kernel's inner loops are specialised: all of it for f32; up to AVX2 for f64, which serves for checking;
+/// not at all for moving bytes, which memory bounds. Each step multiplies the code to be compiled.
+pub(crate) trait Target {
+    fn compile<Op: WithSimd>(arch: Arch, op: Op) -> Op::Output;
+}
+
+impl Target for f32 {
+    #[inline(always)]
+    fn compile<Op: WithSimd>(arch: Arch, op: Op) -> Op::Output {
+        arch.dispatch(op)
+    }
+}
+
+impl Target for f64 {
+    #[inline(always)]
+    fn compile<Op: WithSimd>(arch: Arch, op: Op) -> Op::Output {
+        match arch {
+            #[cfg(target_arch = "x86_64")]
+            Arch::V4(v4) => Simd::vectorize(*v4, op),
+            #[cfg(target_arch = "x86_64")]
+            Arch::V3(v3) => Simd::vectorize(v3, op),
+            _ => Simd::vectorize(pulp::Scalar, op),
+        }
+    }
+}
+
+/// The machine's baseline.
+pub(crate) struct Baseline;
+
+impl Target for Baseline {
+    #[inline(always)]
+    fn compile<Op: WithSimd>(_: Arch, op: Op) -> Op::Output {
+        Simd::vectorize(pulp::Scalar, op)
     }
 }
 

@@ -3,7 +3,7 @@
 //! The tiles follow from the shape alone, each is computed by one thread over the whole of k: the result has the same
 //! bits for any number of threads. faer is as fast for every orientation of its operands, so views go in as they are.
 
-use crate::exec::Exec;
+use crate::exec::{Baseline, Exec};
 use crate::math::Float;
 use crate::view::{Span, for_float, offset_of};
 use faer::linalg::matmul::matmul as faer_matmul;
@@ -56,7 +56,9 @@ pub(crate) fn product<T: Float>(out: Matrix<T>, accumulate: bool, a: Matrix<T>, 
     if a.cols == 0 || out.rows == 0 || out.cols == 0 {
         if !accumulate {
             for r in 0..out.rows {
-                (0..out.cols).for_each(|c| out.span.set(out.start + r * out.row_stride + c * out.col_stride, T::ZERO));
+                for c in 0..out.cols {
+                    out.span.set(out.start + r * out.row_stride + c * out.col_stride, T::ZERO);
+                }
             }
         }
         return;
@@ -116,7 +118,7 @@ pub(crate) fn matmul(exec: &Exec, a: &Tensor, b: &Tensor, alpha: f64, accumulate
     let together = (64 * 1024 / (rows.min(m) * cols.min(n) * k.max(1)).max(1)).clamp(1, 1024);
     for_float!("matmul", out.dtype(), T => {
         let alpha = T::of(alpha);
-        exec.run(tiles.div_ceil(together), (batch * m * n).saturating_mul(k / 8 + 1), |task| {
+        exec.run::<Baseline>(tiles.div_ceil(together), (batch * m * n).saturating_mul(k / 8 + 1), |task| {
             for tile in task * together..((task + 1) * together).min(tiles) {
                 let (index, down_at, across_at) = (tile / (down * across), tile / across % down, tile % across);
                 let (r, c) = (down_at * rows, across_at * cols);

@@ -53,7 +53,7 @@ pub(crate) fn cross_entropy(
     let targets = targets("cross_entropy", target, logits.shape()[1], ignore)?;
     for_float!("cross_entropy", logits.dtype(), T => {
         let (xs, lses) = (Rows::<T>::of(logits), Span::<T>::of(lse));
-        for_each_row(exec, xs.count, xs.width, 12, #[inline(always)] |r| {
+        for_each_row::<T>(exec, xs.count, xs.width, 12, #[inline(always)] |r| {
             let x = xs.row(r);
             let max = row_max(x);
             // A row of only -inf, or with +inf: the sum would be NaN, the limit is the maximum itself.
@@ -85,10 +85,10 @@ pub(crate) fn cross_entropy_grad(exec: &Exec, op: CrossEntropyGrad<'_>) -> Resul
         let (xs, outs) = (Rows::<T>::of(op.logits), Rows::<T>::of(op.out));
         let (lses, g) = (Rows::<T>::of(op.lse).row(0), Span::<T>::of(op.g).get(0));
         let scale = T::of(g.wide() / count(&targets, op.mean));
-        for_each_row(exec, xs.count, xs.width, 10, #[inline(always)] |r| {
+        for_each_row::<T>(exec, xs.count, xs.width, 10, #[inline(always)] |r| {
             let (x, o, lse) = (xs.row(r), outs.row(r), lses.get(r));
             let Some(target) = targets[r] else {
-                return (0..o.len()).step_by(BLOCK).for_each(|i| o.store(i, [T::ZERO; BLOCK]));
+                return o.fill(T::ZERO);
             };
             for i in (0..o.len()).step_by(BLOCK) {
                 let v = x.load::<BLOCK>(i, T::ZERO);

@@ -4,7 +4,7 @@
 //! every x of the row, dx = rstd (e - mean(e) - xhat mean(e xhat)). Mean and variance are taken in two passes.
 
 use crate::exec::Exec;
-use crate::math::{Float, sum_blocks};
+use crate::math::{Float, fold_lanes, sum_blocks};
 use crate::softmax::for_each_row;
 use crate::view::{BLOCK, Rows, Span, for_float, lanes};
 use retape_core::{Result, Tensor};
@@ -66,7 +66,7 @@ pub(crate) fn layer_norm(exec: &Exec, op: LayerNorm<'_>) -> Result<()> {
             let (means, rstds) = (Stat::<T>::of(op.mean), Stat::<T>::of(op.rstd));
             let (weight, bias) = (vector::<T>(op.weight), vector::<T>(op.bias));
             let (n, eps) = (T::of(xs.width as f64), T::of(op.eps));
-            for_each_row(exec, xs.count, xs.width, 4, #[inline(always)] |r| {
+            for_each_row::<T>(exec, xs.count, xs.width, 4, #[inline(always)] |r| {
                 let (x, o) = (xs.row(r), outs.row(r));
                 let mean = sum_blocks(x.len(), #[inline(always)] |i| x.load::<BLOCK>(i, T::ZERO)) / n;
                 let squares = sum_blocks(x.len(), #[inline(always)] |i| {
@@ -112,14 +112,17 @@ pub(crate) fn layer_norm_grad(
         let (xs, gs, outs) = (Rows::<T>::of(x), Rows::<T>::of(g), Rows::<T>::of(out));
         let (means, rstds, weight) = (Stat::<T>::of(mean), Stat::<T>::of(rstd), vector::<T>(weight));
         let n = T::of(xs.width as f64);
-        for_each_row(exec, xs.count, xs.width, 4, #[inline(always)] |r| {
+        for_each_row::<T>(exec, xs.count, xs.width, 4, #[inline(always)] |r| {
             let (x, g, o) = (xs.row(r), gs.row(r), outs.row(r));
             let (mean, rstd) = (means.at(r), rstds.at(r));
-            let e_mean = sum_blocks(x.len(), #[inline(always)] |i| xhat_and_e(x, g, weight, (mean, rstd), i).1) / n;
-            let ex_mean = sum_blocks(x.len(), #[inline(always)] |i| {
+            let (mut e_sum, mut ex_sum) = ([T::ZERO; BLOCK], [T::ZERO; BLOCK]);
+            for i in (0..x.len()).step_by(BLOCK) {
                 let (xhat, e) = xhat_and_e(x, g, weight, (mean, rstd), i);
-                lanes!(j => xhat[j] * e[j])
-            }) / n;
+                e_sum = lanes!(j => e_sum[j] + e[j]);
+                ex_sum = lanes!(j => xhat[j].mul_add(e[j], ex_sum[j]));
+            }
+            let add = |a, b| a + b;
+            let (e_mean, ex_mean) = (fold_lanes(e_sum, add) / n, fold_lanes(ex_sum, add) / n);
             for i in (0..x.len()).step_by(BLOCK) {
                 let (xhat, e) = xhat_and_e(x, g, weight, (mean, rstd), i);
                 o.store(i, lanes!(j => rstd * (e[j] - e_mean - xhat[j] * ex_mean)));
@@ -144,14 +147,14 @@ pub(crate) fn layer_norm_param_grad(
         let (means, rstds) = (Stat::<T>::of(mean), Stat::<T>::of(rstd));
         let (rows, n) = (xs.count, xs.width);
         let piece = rows.div_ceil(PIECES).next_multiple_of(ROWS);
-        let parts = exec.collect(rows.div_ceil(piece.max(1)), rows * n * 3, #[inline(always)] |p| {
+        let parts = exec.collect::<T, _>(rows.div_ceil(piece.max(1)), rows * n * 3, #[inline(always)] |p| {
             let (mut dw, mut db) = (vec![0f64; n], vec![0f64; n]);
             let (mut w_memory, mut b_memory) = (vec![T::ZERO; n], vec![T::ZERO; n]);
             let (w, b) = (Span::over(&mut w_memory), Span::over(&mut b_memory));
             let end = rows.min((p + 1) * piece);
             for from in (p * piece..end).step_by(ROWS) {
-                (0..n).step_by(BLOCK).for_each(|i| w.store(i, [T::ZERO; BLOCK]));
-                (0..n).step_by(BLOCK).for_each(|i| b.store(i, [T::ZERO; BLOCK]));
+                w.fill(T::ZERO);
+                b.fill(T::ZERO);
                 for r in from..end.min(from + ROWS) {
                     let (x, g, mean, rstd) = (xs.row(r), gs.row(r), means.at(r), rstds.at(r));
                     for i in (0..n).step_by(BLOCK) {
@@ -161,8 +164,12 @@ pub(crate) fn layer_norm_param_grad(
                         b.store(i, lanes!(j => s[j] + d[j]));
                     }
                 }
-                dw.iter_mut().zip(w.as_slice()).for_each(|(sum, part)| *sum += part.wide());
-                db.iter_mut().zip(b.as_slice()).for_each(|(sum, part)| *sum += part.wide());
+                for (sum, part) in dw.iter_mut().zip(w.as_slice()) {
+                    *sum += part.wide();
+                }
+                for (sum, part) in db.iter_mut().zip(b.as_slice()) {
+                    *sum += part.wide();
+                }
             }
             (dw, db)
         });

@@ -28,7 +28,7 @@ pub(crate) fn adamw(exec: &Exec, op: AdamW<'_>) -> Result<()> {
             let (b1, c1, b2, c2) = (T::of(beta1), T::of(1.0 - beta1), T::of(beta2), T::of(1.0 - beta2));
             let (rate, root) = (T::of(lr / correction(beta1)), T::of(1.0 / correction(beta2).sqrt()));
             let eps = T::of(eps);
-            Nest::new([op.p, op.g, op.m, op.v]).for_each_run(exec, 4, #[inline(always)] |run| {
+            Nest::new([op.p, op.g, op.m, op.v]).for_each_run::<T>(exec, 4, #[inline(always)] |run| {
                 let (ps, gs, ms, vs) = (run.of(0, spans[0]), run.of(1, spans[1]), run.of(2, spans[2]), run.of(3, spans[3]));
                 for i in (0..run.len).step_by(BLOCK) {
                     let (mut p, g) = (ps.load::<BLOCK>(i, T::ZERO), gs.load::<BLOCK>(i, T::ZERO));

@@ -1,9 +1,13 @@
 //! Recycles freed buffers: the page faults of fresh memory cost more than many kernels.
 //!
-//! Every buffer is rounded up to a cache line and kept when freed. A request takes the best fit among those at most a
-//! sixteenth too large. What the pool holds, in use and cached, stays within `peak + peak/10 + 16 MiB`, where `peak` is
-//! the most that was ever requested at one time: beyond that the longest unused buffers go back to the system.
+//! Every buffer is rounded up to a cache line (large ones to a page) and kept when freed. A request takes the best fit
+//! among those at most a sixteenth too large. What the pool holds, in use and cached, stays within
+//! `peak + peak/10 + 8 MiB`, where `peak` is the most that was ever requested at one time: beyond that the longest
+//! unused buffers go back to the system. Large buffers are mapped each by itself, so that they really go back (an
+//! allocator may keep what it is given). The promise to users is 10% + 16 MiB of resident memory; the rest is for what
+//! libraries hold.
 
+use memmap2::MmapMut;
 use retape_core::{Buffer, Error, Result};
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::{BTreeMap, HashMap};
@@ -11,23 +15,69 @@ use std::sync::Mutex;
 
 /// Alignment of every buffer: a cache line, and the widest SIMD register.
 const ALIGN: usize = 64;
-const SLACK: usize = 16 << 20;
+const PAGE: usize = 4096;
+/// From this size on a buffer is a mapping of its own.
+const MAPPED: usize = 128 << 10;
+const SLACK: usize = 8 << 20;
 
 #[derive(Debug, Default)]
 pub(crate) struct Pool(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Real bytes of each buffer in use, by address.
-    in_use: HashMap<usize, usize>,
-    /// Cached buffers: (bytes, age) to address; of equal ones the youngest comes first.
-    by_size: BTreeMap<(usize, u64), usize>,
+    /// Buffers in use, by address.
+    in_use: HashMap<usize, Memory>,
+    /// Cached buffers by (bytes, age); of equal ones the youngest comes first.
+    by_size: BTreeMap<(usize, u64), Memory>,
     /// Age to bytes. Ages count down, so the oldest buffer is the last.
     by_age: BTreeMap<u64, usize>,
     clock: u64,
     held: usize,
     requested: usize,
     peak: usize,
+}
+
+/// Memory from the system, given back when dropped.
+#[derive(Debug)]
+enum Memory {
+    Mapped(MmapMut),
+    Heap { address: usize, layout: Layout },
+}
+
+impl Memory {
+    /// `None` where the system has no more.
+    fn take(size: usize) -> Option<Memory> {
+        if size >= MAPPED {
+            return MmapMut::map_anon(size).ok().map(Memory::Mapped);
+        }
+        let layout = Layout::from_size_align(size, ALIGN).ok()?;
+        // SAFETY: `size` is not zero (a request of zero bytes never comes here).
+        let address = unsafe { alloc(layout) };
+        if address.is_null() { None } else { Some(Memory::Heap { address: address as usize, layout }) }
+    }
+
+    fn address(&self) -> usize {
+        match self {
+            Memory::Mapped(map) => map.as_ptr() as usize,
+            Memory::Heap { address, .. } => *address,
+        }
+    }
+
+    fn size(&self) -> usize {
+        match self {
+            Memory::Mapped(map) => map.len(),
+            Memory::Heap { layout, .. } => layout.size(),
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Memory::Heap { address, layout } = *self {
+            // SAFETY: `address` came from `alloc(layout)`, and this is its only owner.
+            unsafe { dealloc(address as *mut u8, layout) }
+        }
+    }
 }
 
 impl Pool {
@@ -41,35 +91,28 @@ impl Pool {
             in_use: state.requested as u64,
             limit: state.requested as u64,
         };
-        let size = bytes.checked_next_multiple_of(ALIGN).filter(|&n| n <= isize::MAX as usize - ALIGN);
+        let unit = if bytes >= MAPPED { PAGE } else { ALIGN };
+        let size = bytes.checked_next_multiple_of(unit).filter(|&n| n <= isize::MAX as usize - PAGE);
         let size = size.ok_or_else(|| full(state))?;
         state.peak = state.peak.max(state.requested + bytes);
-        let fit = state.by_size.range((size, 0)..=(size + size / 16, u64::MAX)).next().map(|(&key, &a)| (key, a));
-        let (address, size) = match fit {
-            Some(((size, age), address)) => {
-                state.by_size.remove(&(size, age));
-                state.by_age.remove(&age);
-                (address, size)
-            }
+        let fit = state.by_size.range((size, 0)..=(size + size / 16, u64::MAX)).next().map(|(&key, _)| key);
+        let memory = match fit.and_then(|key| state.uncache(key)) {
+            Some(memory) => memory,
             None => {
                 state.shrink(size);
                 // A full machine may still serve the request once nothing is cached.
-                let address = take(size).or_else(|| {
+                let memory = Memory::take(size).or_else(|| {
                     state.shrink(usize::MAX / 2);
-                    take(size)
+                    Memory::take(size)
                 });
+                let memory = memory.ok_or_else(|| full(state))?;
                 state.held += size;
-                (
-                    address.ok_or_else(|| {
-                        state.held -= size;
-                        full(state)
-                    })?,
-                    size,
-                )
+                memory
             }
         };
         state.requested += bytes;
-        state.in_use.insert(address, size);
+        let address = memory.address();
+        state.in_use.insert(address, memory);
         Ok(Buffer { address, bytes })
     }
 
@@ -78,15 +121,15 @@ impl Pool {
             return;
         }
         let state = &mut *self.0.lock().unwrap_or_else(|e| e.into_inner());
-        let Some(size) = state.in_use.remove(&buffer.address) else {
+        let Some(memory) = state.in_use.remove(&buffer.address) else {
             debug_assert!(false, "a buffer that this pool didn't give");
             return;
         };
         state.requested -= buffer.bytes;
         state.clock += 1;
         let age = u64::MAX - state.clock;
-        state.by_size.insert((size, age), buffer.address);
-        state.by_age.insert(age, size);
+        state.by_age.insert(age, memory.size());
+        state.by_size.insert((memory.size(), age), memory);
         state.shrink(0);
     }
 
@@ -98,41 +141,20 @@ impl Pool {
 }
 
 impl State {
+    /// Takes a buffer out of the cache.
+    fn uncache(&mut self, (size, age): (usize, u64)) -> Option<Memory> {
+        self.by_age.remove(&age);
+        self.by_size.remove(&(size, age))
+    }
+
     /// Frees the longest unused buffers until `more` bytes fit under the bound.
     fn shrink(&mut self, more: usize) {
         let bound = self.peak + self.peak / 10 + SLACK;
         while self.held.saturating_add(more) > bound {
-            let Some((age, size)) = self.by_age.pop_last() else { return };
-            if let Some(address) = self.by_size.remove(&(size, age)) {
-                give_back(address, size);
-                self.held -= size;
-            }
+            let Some((&age, &size)) = self.by_age.last_key_value() else { return };
+            drop(self.uncache((size, age)));
+            self.held -= size;
         }
-    }
-}
-
-impl Drop for State {
-    fn drop(&mut self) {
-        for (&(size, _), &address) in &self.by_size {
-            give_back(address, size);
-        }
-    }
-}
-
-fn layout(size: usize) -> Option<Layout> {
-    Layout::from_size_align(size, ALIGN).ok()
-}
-
-fn take(size: usize) -> Option<usize> {
-    // SAFETY: `size` is not zero (a request of zero bytes never comes here).
-    let address = unsafe { alloc(layout(size)?) };
-    if address.is_null() { None } else { Some(address as usize) }
-}
-
-fn give_back(address: usize, size: usize) {
-    if let Some(layout) = layout(size) {
-        // SAFETY: `address` came from `take(size)`, so the layout is the same, and its entry was just removed.
-        unsafe { dealloc(address as *mut u8, layout) }
     }
 }
 
@@ -148,17 +170,17 @@ mod tests {
         for _ in 0..20_000 {
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let draw = (seed >> 33) as usize;
-            if draw % 3 > 0 || live.is_empty() {
+            if !draw.is_multiple_of(3) || live.is_empty() {
                 let bytes = draw % 3_000_000;
                 live.push(pool.allocate(bytes).unwrap());
                 requested += bytes;
                 peak = peak.max(requested);
             }
-            while live.len() > 100 || (draw % 3 == 0 && !live.is_empty()) {
+            while live.len() > 100 || (draw.is_multiple_of(3) && !live.is_empty()) {
                 let buffer: Buffer = live.swap_remove(draw % live.len());
                 requested -= buffer.bytes;
                 pool.release(buffer);
-                if draw % 7 > 0 {
+                if !draw.is_multiple_of(7) {
                     break;
                 }
             }

@@ -61,7 +61,7 @@ pub(crate) fn quantize(exec: &Exec, x: &Tensor, group: usize, q: &Tensor, scales
     for_stored!("quantize", x.dtype(), T => {
         let (xs, qs, scales) = (Rows::<T>::of(x), Rows::<u8>::of(q), Span::<f32>::of(scales));
         let groups = xs.width.div_ceil(group);
-        for_each_row(exec, xs.count, xs.width, 3, #[inline(always)] |r| {
+        for_each_row::<<T as Stored>::Wide>(exec, xs.count, xs.width, 3, #[inline(always)] |r| {
             let (x, q) = (xs.row(r), qs.row(r));
             for k in 0..groups {
                 let (first, len) = (k * group, group.min(xs.width - k * group));
@@ -106,7 +106,7 @@ pub(crate) fn dequantize(exec: &Exec, q: &Tensor, scales: &Tensor, group: usize,
         let (qs, outs) = (Rows::<u8>::of(q), Rows::<T>::of(out));
         let scales = Rows::<f32>::of(scales);
         let groups = outs.width.div_ceil(group);
-        for_each_row(exec, outs.count, outs.width, 2, #[inline(always)] |r| {
+        for_each_row::<<T as Stored>::Wide>(exec, outs.count, outs.width, 2, #[inline(always)] |r| {
             let (q, o) = (qs.row(r), outs.row(r));
             for k in 0..groups {
                 let (first, len) = (k * group, group.min(outs.width - k * group));

@@ -1,7 +1,7 @@
 //! Random numbers by Philox, 16 counter blocks (64 words) at a time; and dropout. A number depends on (seed, counter,
 //! index) alone.
 
-use crate::exec::Exec;
+use crate::exec::{Exec, Target};
 use crate::math::Float;
 use crate::view::{BLOCK, Nest, Span, for_float, lanes};
 use retape_core::kernel::RandomStream;
@@ -14,18 +14,20 @@ const TASK: usize = 16 * 1024;
 #[inline(always)]
 fn sixteen_blocks(stream: RandomStream, first: u64) -> [[u32; BLOCK / 4]; 4] {
     const LANES: usize = BLOCK / 4;
-    let mut c = [[0; LANES], [0; LANES], [stream.counter as u32; LANES], [(stream.counter >> 32) as u32; LANES]];
-    for j in 0..LANES {
-        let index = first + j as u64;
-        (c[0][j], c[1][j]) = (index as u32, (index >> 32) as u32);
+    let (low, high) = (stream.counter as u32, (stream.counter >> 32) as u32);
+    let mut c = [[0; LANES], [0; LANES], [low; LANES], [high; LANES]];
+    let [index_low, index_high, ..] = &mut c;
+    for (index, (low, high)) in (first..).zip(index_low.iter_mut().zip(index_high)) {
+        (*low, *high) = (index as u32, (index >> 32) as u32);
     }
     let mut key = [stream.seed as u32, (stream.seed >> 32) as u32];
     for _ in 0..10 {
-        for j in 0..LANES {
-            let (p0, p1) = (c[0][j] as u64 * 0xD251_1F53, c[2][j] as u64 * 0xCD9E_8D57);
-            c[0][j] = (p1 >> 32) as u32 ^ c[1][j] ^ key[0];
-            c[2][j] = (p0 >> 32) as u32 ^ c[3][j] ^ key[1];
-            (c[1][j], c[3][j]) = (p1 as u32, p0 as u32);
+        let [c0, c1, c2, c3] = &mut c;
+        for (((c0, c1), c2), c3) in c0.iter_mut().zip(c1).zip(c2).zip(c3) {
+            let (p0, p1) = (*c0 as u64 * 0xD251_1F53, *c2 as u64 * 0xCD9E_8D57);
+            *c0 = (p1 >> 32) as u32 ^ *c1 ^ key[0];
+            *c2 = (p0 >> 32) as u32 ^ *c3 ^ key[1];
+            (*c1, *c3) = (p1 as u32, p0 as u32);
         }
         key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
     }
@@ -50,14 +52,16 @@ pub(crate) fn words(stream: RandomStream, start: u64) -> [u32; BLOCK] {
 
 /// Calls `body` with the start and number of elements of each block of a contiguous tensor.
 #[inline(always)]
-fn for_each_block(exec: &Exec, len: usize, cost: usize, body: impl Fn(usize, usize) + Sync) {
-    exec.run(
+fn for_each_block<T: Target>(exec: &Exec, len: usize, cost: usize, body: impl Fn(usize, usize) + Sync) {
+    exec.run::<T>(
         len.div_ceil(TASK),
         len * cost,
         #[inline(always)]
         |task| {
             let end = len.min((task + 1) * TASK);
-            (task * TASK..end).step_by(BLOCK).for_each(|i| body(i, end - i))
+            for i in (task * TASK..end).step_by(BLOCK) {
+                body(i, end - i);
+            }
         },
     );
 }
@@ -68,7 +72,7 @@ pub(crate) fn uniform(exec: &Exec, stream: RandomStream, out: &Tensor) -> Result
             let outs = Span::<T>::of(out);
             let drop = if size_of::<T>() == 4 { 8 } else { 0 };
             let unit = T::of(2f64.powi(drop - 32));
-            for_each_block(exec, outs.len(), 8, #[inline(always)] |i, _| {
+            for_each_block::<T>(exec, outs.len(), 8, #[inline(always)] |i, _| {
                 let words = words(stream, i as u64);
     outs.store(i, lanes!(j => T::of_word(words[j] >> drop) * unit));
             });
@@ -81,7 +85,7 @@ pub(crate) fn uniform(exec: &Exec, stream: RandomStream, out: &Tensor) -> Result
 pub(crate) fn normal(exec: &Exec, stream: RandomStream, std: f64, out: &Tensor) -> Result<()> {
     for_float!("normal", out.dtype(), T => {
         let outs = Span::<T>::of(out);
-        for_each_block(exec, outs.len(), 60, |i, len| {
+        for_each_block::<T>(exec, outs.len(), 60, |i, len| {
             for half in 0..2 {
                 let words = words(stream, (2 * i + half * BLOCK) as u64);
                 for j in 0..(BLOCK / 2).min(len.saturating_sub(half * BLOCK / 2)) {
@@ -102,7 +106,7 @@ pub(crate) fn dropout(exec: &Exec, x: &Tensor, p: f64, stream: RandomStream, out
     for_float!("dropout", x.dtype(), T => {
         let (xs, outs) = (Span::<T>::of(x), Span::<T>::of(out));
         let keep = T::of(1.0 / (1.0 - p));
-        Nest::new([out, x]).for_each_run(exec, 8, #[inline(always)] |run| {
+        Nest::new([out, x]).for_each_run::<T>(exec, 8, #[inline(always)] |run| {
             let (o, x, first) = (run.of(0, outs), run.of(1, xs), run.start(0));
             for i in (0..run.len).step_by(BLOCK) {
                 let (words, x) = (words(stream, (first + i) as u64), x.load::<BLOCK>(i, T::ZERO));

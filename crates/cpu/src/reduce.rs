@@ -122,7 +122,7 @@ fn fold_rows<T: Float>(
     let axes = (outer, inner);
     if pieces == 1 {
         let batch = (PIECE / group).max(1);
-        return exec.run(
+        return exec.run::<T>(
             kept.len.div_ceil(batch),
             x.len(),
             #[inline(always)]
@@ -133,7 +133,7 @@ fn fold_rows<T: Float>(
             },
         );
     }
-    let parts = exec.collect(
+    let parts = exec.collect::<T, _>(
         kept.len * pieces,
         x.len(),
         #[inline(always)]
@@ -190,7 +190,7 @@ fn fold_columns<T: Float>(
     // Few columns: the rows are cut too, into at most 64 pieces.
     let piece = if outer.len * strips >= 16 { rows.len } else { rows.len.div_ceil(64).max(ROWS) };
     let pieces = rows.len.div_ceil(piece);
-    let parts = exec.collect(
+    let parts = exec.collect::<T, _>(
         outer.len * strips * pieces,
         x.len(),
         #[inline(always)]
@@ -240,7 +240,7 @@ pub(crate) fn max_grad(exec: &Exec, x: &Tensor, y: &Tensor, g: &Tensor, out: &Te
     for_float!("max_grad", x.dtype(), T => {
         let axes = |t: &Tensor| (Span::<T>::of(t), Axis::new(t, &kept), Axis::new(t, &reduced));
         let ((xs, xk, xr), (ys, yk, _), (gs, gk, _), (outs, ok, or)) = (axes(x), axes(y), axes(g), axes(out));
-        exec.run(xk.len, x.len() * 4, |k| {
+        exec.run::<T>(xk.len, x.len() * 4, |k| {
             let (base, max) = (xk.offset(k), ys.get(yk.offset(k)));
             let wins = |r: usize| xs.get(base + xr.offset(r)) == max;
             let share = gs.get(gk.offset(k)) / T::of((0..xr.len).filter(|&r| wins(r)).count() as f64);
@@ -258,7 +258,7 @@ pub(crate) fn squared_norm(exec: &Exec, x: &Tensor, out: &Tensor) -> Result<()> 
     let len = axis.len;
     for_float!("squared_norm", x.dtype(), T => {
         let xs = Span::<T>::of(x);
-        let parts = exec.collect(len.div_ceil(PIECE), len, #[inline(always)] |p| {
+        let parts = exec.collect::<T, _>(len.div_ceil(PIECE), len, #[inline(always)] |p| {
             let mut lanes = [0f64; BLOCK];
             let end = len.min((p + 1) * PIECE);
             for i in (p * PIECE..end).step_by(BLOCK) {

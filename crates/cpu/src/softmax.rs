@@ -1,6 +1,6 @@
 //! Softmax over the last dimension, its gradient, and the causal mask.
 
-use crate::exec::Exec;
+use crate::exec::{Exec, Target};
 use crate::math::{Float, reduce_blocks, sum_blocks};
 use crate::view::{BLOCK, Rows, Span, for_float, lanes};
 use retape_core::{Result, Tensor};
@@ -10,9 +10,15 @@ const TASK: usize = 16 * 1024;
 
 /// Calls `body` for each row, in tasks of some rows.
 #[inline(always)]
-pub(crate) fn for_each_row(exec: &Exec, rows: usize, width: usize, cost: usize, body: impl Fn(usize) + Sync) {
+pub(crate) fn for_each_row<T: Target>(
+    exec: &Exec,
+    rows: usize,
+    width: usize,
+    cost: usize,
+    body: impl Fn(usize) + Sync,
+) {
     let batch = (TASK / width.max(1)).max(1);
-    exec.run(
+    exec.run::<T>(
         rows.div_ceil(batch),
         rows * width * cost,
         #[inline(always)]
@@ -54,11 +60,11 @@ pub(crate) fn sum_exp<T: Float>(x: Span<T>, max: T) -> T {
 pub(crate) fn softmax(exec: &Exec, x: &Tensor, out: &Tensor) -> Result<()> {
     for_float!("softmax", x.dtype(), T => {
         let (xs, outs) = (Rows::<T>::of(x), Rows::<T>::of(out));
-        for_each_row(exec, xs.count, xs.width, 12, #[inline(always)] |r| {
+        for_each_row::<T>(exec, xs.count, xs.width, 12, #[inline(always)] |r| {
             let (x, o) = (xs.row(r), outs.row(r));
             let max = row_max(x);
             if max == -T::INFINITY {
-                return (0..o.len()).for_each(|i| o.set(i, T::ZERO));
+                return o.fill(T::ZERO);
             }
             let sum = sum_blocks(x.len(), #[inline(always)] |i| {
                 let v = x.load::<BLOCK>(i, -T::INFINITY);
@@ -80,7 +86,7 @@ pub(crate) fn softmax(exec: &Exec, x: &Tensor, out: &Tensor) -> Result<()> {
 pub(crate) fn softmax_grad(exec: &Exec, y: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
     for_float!("softmax_grad", y.dtype(), T => {
         let (ys, gs, outs) = (Rows::<T>::of(y), Rows::<T>::of(g), Rows::<T>::of(out));
-        for_each_row(exec, ys.count, ys.width, 4, #[inline(always)] |r| {
+        for_each_row::<T>(exec, ys.count, ys.width, 4, #[inline(always)] |r| {
             let (y, g, o) = (ys.row(r), gs.row(r), outs.row(r));
             let dot = sum_blocks(y.len(), #[inline(always)] |i| {
                 let (u, v) = (y.load::<BLOCK>(i, T::ZERO), g.load::<BLOCK>(i, T::ZERO));
@@ -100,15 +106,12 @@ pub(crate) fn causal_mask(exec: &Exec, x: &Tensor, value: f64, out: &Tensor) -> 
     let (queries, keys) = (x.shape()[x.rank() - 2], x.shape()[x.rank() - 1]);
     for_float!("causal_mask", x.dtype(), T => {
         let (xs, outs, value) = (Rows::<T>::of(x), Rows::<T>::of(out), T::of(value));
-        for_each_row(exec, xs.count, keys, 1, #[inline(always)] |r| {
+        for_each_row::<T>(exec, xs.count, keys, 1, #[inline(always)] |r| {
             let (x, o) = (xs.row(r), outs.row(r));
             let visible = (r % queries + 1 + keys).saturating_sub(queries).min(keys);
             for i in (0..keys).step_by(BLOCK) {
-                let mut block = x.load::<BLOCK>(i, value);
-                for j in 0..BLOCK {
-                    block[j] = if i + j < visible { block[j] } else { value };
-                }
-                o.store(i, block);
+                let v = x.load::<BLOCK>(i, value);
+                o.store(i, lanes!(j => if i + j < visible { v[j] } else { value }));
             }
         });
     });

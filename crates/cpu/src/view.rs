@@ -7,7 +7,7 @@
 //! What makes this sound rests with the callers, and is the same everywhere: core keeps every operand's storage alive
 //! and big enough during a kernel, and a kernel's parallel tasks write disjoint elements that no other task reads.
 
-use crate::exec::Exec;
+use crate::exec::{Baseline, Exec, Target};
 use retape_core::layout::{Layout, Shape, Strides};
 use retape_core::{Buffer, DType, Error, Result, Tensor};
 
@@ -26,6 +26,9 @@ macro_rules! lanes {
     }};
 }
 pub(crate) use lanes;
+
+/// Elements of one task of an elementwise kernel.
+const TASK: usize = 16 * 1024;
 
 /// A run of `len` elements `stride` apart; possibly overlapped by others.
 #[derive(Debug)]
@@ -121,6 +124,22 @@ impl<T: Copy + Default> Span<T> {
         }
         for (j, value) in block.into_iter().enumerate().take(self.len.saturating_sub(i)) {
             self.set(i + j, value);
+        }
+    }
+
+    /// Writes `value` to all of it.
+    #[inline(always)]
+    pub fn fill(self, value: T) {
+        for i in (0..self.len).step_by(BLOCK) {
+            self.store(i, [value; BLOCK]);
+        }
+    }
+
+    /// Copies as many elements from `source`.
+    #[inline(always)]
+    pub fn copy_from(self, source: Span<T>) {
+        for i in (0..self.len).step_by(BLOCK) {
+            self.store(i, source.load::<BLOCK>(i, T::default()));
         }
     }
 
@@ -268,51 +287,43 @@ impl<const K: usize> Nest<K> {
     /// Calls `body` on runs that together cover every element once, in parallel. `cost` is the time of one element in
     /// units of a plain addition.
     #[inline(always)]
-    pub fn for_each_run(&self, exec: &Exec, cost: usize, body: impl Fn(Run<K>) + Sync) {
-        const TASK: usize = 16 * 1024;
-        if self.len == 0 {
-            return;
+    pub fn for_each_run<T: Target>(&self, exec: &Exec, cost: usize, body: impl Fn(Run<K>) + Sync) {
+        let tasks = self.len.div_ceil(TASK);
+        exec.run::<Baseline>(tasks, self.len * cost, |task| {
+            self.walk(task * TASK, self.len.min((task + 1) * TASK), &|run| exec.compiled::<T, _, _>(&body, run));
+        });
+    }
+
+    /// Calls `body` on the runs of elements `at .. end`.
+    fn walk(&self, mut at: usize, end: usize, body: &dyn Fn(Run<K>)) {
+        // Indices of the outer dimensions and the offsets they give; stepped as an odometer.
+        let (mut row, mut column) = (at / self.width, at % self.width);
+        let mut index: Shape = self.outer.clone();
+        for d in (0..index.len()).rev() {
+            index[d] = row % self.outer[d];
+            row /= self.outer[d];
         }
-        exec.run(
-            self.len.div_ceil(TASK),
-            self.len * cost,
-            #[inline(always)]
-            |task| {
-                let (mut at, end) = (task * TASK, ((task + 1) * TASK).min(self.len));
-                // Indices of the outer dimensions and the offsets they give; stepped as an odometer.
-                let (mut row, mut column) = (at / self.width, at % self.width);
-                let mut index: Shape = self.outer.clone();
-                for d in (0..index.len()).rev() {
-                    index[d] = row % self.outer[d];
-                    row /= self.outer[d];
+        let mut bases: [usize; K] =
+            std::array::from_fn(|k| index.iter().zip(&self.outer_strides[k]).map(|(i, s)| i * s).sum());
+        loop {
+            let len = (self.width - column).min(end - at);
+            let offsets = std::array::from_fn(|k| bases[k] + column * self.strides[k]);
+            body(Run { offsets, strides: self.strides, len });
+            at += len;
+            if at == end {
+                return;
+            }
+            column = 0;
+            for d in (0..index.len()).rev() {
+                index[d] += 1;
+                if index[d] < self.outer[d] {
+                    bases.iter_mut().zip(&self.outer_strides).for_each(|(base, s)| *base += s[d]);
+                    break;
                 }
-                let mut bases: [usize; K] =
-                    std::array::from_fn(|k| index.iter().zip(&self.outer_strides[k]).map(|(i, s)| i * s).sum());
-                loop {
-                    let len = (self.width - column).min(end - at);
-                    let offsets = std::array::from_fn(|k| bases[k] + column * self.strides[k]);
-                    body(Run { offsets, strides: self.strides, len });
-                    at += len;
-                    if at == end {
-                        return;
-                    }
-                    column = 0;
-                    for d in (0..index.len()).rev() {
-                        index[d] += 1;
-                        if index[d] < self.outer[d] {
-                            for k in 0..K {
-                                bases[k] += self.outer_strides[k][d];
-                            }
-                            break;
-                        }
-                        index[d] = 0;
-                        for k in 0..K {
-                            bases[k] -= (self.outer[d] - 1) * self.outer_strides[k][d];
-                        }
-                    }
-                }
-            },
-        );
+                index[d] = 0;
+                bases.iter_mut().zip(&self.outer_strides).for_each(|(base, s)| *base -= (self.outer[d] - 1) * s[d]);
+            }
+        }
     }
 }
 

@@ -82,7 +82,8 @@ fn unary_and_gradient() {
             run(&device, Kernel::Unary { f, x: &x, out: &out });
             close(&what, &out, &want, tolerance(dtype));
         }
-        for (saved, g) in views(&device, dtype, shape, &saved).iter().zip(views(&device, dtype, shape, &g).iter().rev()) {
+        for (saved, g) in views(&device, dtype, shape, &saved).iter().zip(views(&device, dtype, shape, &g).iter().rev())
+        {
             let out = poisoned(&device, dtype, shape);
             run(&device, Kernel::UnaryGrad { f, saved, g, out: &out });
             close(&what, &out, &want_grad, 3.0 * tolerance(dtype));
@@ -105,9 +106,17 @@ fn limits_and_kinks() {
         (Unary::Sigmoid, [0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, nan], [nan; 9]),
         (Unary::Silu, [0.0, 0.0, 0.0, 0.0, 0.0, 100.0, 1e30, inf, nan], [0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, nan]),
         (Unary::Gelu, [0.0, 0.0, 0.0, 0.0, 0.0, 100.0, 1e30, inf, nan], [0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, nan]),
-        (Unary::GeluTanh, [0.0, 0.0, 0.0, 0.0, 0.0, 100.0, 1e30, inf, nan], [0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, nan]),
+        (
+            Unary::GeluTanh,
+            [0.0, 0.0, 0.0, 0.0, 0.0, 100.0, 1e30, inf, nan],
+            [0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, nan],
+        ),
         (Unary::Relu, [0.0, 0.0, 0.0, 0.0, 0.0, 100.0, 1e30, inf, nan], [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0]),
-        (Unary::Abs, [inf, 1e30, 100.0, 0.0, 0.0, 100.0, 1e30, inf, nan], [-1.0, -1.0, -1.0, 0.0, 0.0, 1.0, 1.0, 1.0, nan]),
+        (
+            Unary::Abs,
+            [inf, 1e30, 100.0, 0.0, 0.0, 100.0, 1e30, inf, nan],
+            [-1.0, -1.0, -1.0, 0.0, 0.0, 1.0, 1.0, 1.0, nan],
+        ),
     ];
     for (dtype, (f, y, slope)) in FLOATS.iter().flat_map(|&d| cases.iter().map(move |c| (d, c))) {
         let (x, out) = (tensor(&device, dtype, &[9], &x), poisoned(&device, dtype, &[9]));

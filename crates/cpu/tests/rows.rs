@@ -84,7 +84,16 @@ fn reductions() {
 #[test]
 fn products() {
     let device = device(2);
-    let cases = [(1, 1, 1, 1), (2, 3, 4, 5), (1, 0, 4, 3), (3, 4, 0, 2), (1, 5, 6, 0), (0, 2, 2, 2), (2, 300, 33, 65), (1, 17, 400, 9)];
+    let cases = [
+        (1, 1, 1, 1),
+        (2, 3, 4, 5),
+        (1, 0, 4, 3),
+        (3, 4, 0, 2),
+        (1, 5, 6, 0),
+        (0, 2, 2, 2),
+        (2, 300, 33, 65),
+        (1, 17, 400, 9),
+    ];
     for (dtype, (batch, m, n, k)) in FLOATS.iter().flat_map(|&d| cases.map(|c| (d, c))) {
         let (a, b, c) = (values(batch * m * k, 1), values(k * n, 2), values(batch * m * n, 3));
         let mut want = c.clone();
@@ -113,7 +122,7 @@ fn softmax_and_masks() {
     for dtype in FLOATS {
         for n in [1, 5, 64, 65, 300] {
             let (mut x, g) = (values(4 * n, 1), values(4 * n, 2));
-            x[n..2 * n].iter_mut().for_each(|v| *v = *v - 1e5);
+            x[n..2 * n].iter_mut().for_each(|v| *v -= 1e5);
             x[2 * n..3 * n].fill(-inf);
             let x: Vec<f64> = x.iter().map(|&x| x as f32 as f64).collect();
             let mut want = vec![0.0; 4 * n];
@@ -160,9 +169,9 @@ fn softmax_and_masks() {
 #[test]
 fn layer_norm_and_gradients() {
     let device = device(2);
-    for (dtype, (rows, n), affine) in
-        FLOATS.iter().flat_map(|&d| [(1, 1), (3, 5), (200, 70), (0, 4), (2, 1000)].into_iter().flat_map(move |s| [true, false].map(|a| (d, s, a))))
-    {
+    for (dtype, (rows, n), affine) in FLOATS.iter().flat_map(|&d| {
+        [(1, 1), (3, 5), (200, 70), (0, 4), (2, 1000)].into_iter().flat_map(move |s| [true, false].map(|a| (d, s, a)))
+    }) {
         let (x, g, w, b) = (values(rows * n, 1), values(rows * n, 2), values(n, 3), values(n, 4));
         let (w, b) = if affine { (w, b) } else { (vec![1.0; n], vec![0.0; n]) };
         let eps = 1e-5;
@@ -187,7 +196,9 @@ fn layer_norm_and_gradients() {
         let tol = 20.0 * tolerance(dtype);
         let (w, b) = (tensor(&device, dtype, &[n], &w), tensor(&device, dtype, &[n], &b));
         let (weight, bias) = if affine { (Some(&w), Some(&b)) } else { (None, None) };
-        for (x, g) in views(&device, dtype, &[rows, n], &x).iter().zip(views(&device, dtype, &[rows, n], &g).iter().rev()) {
+        for (x, g) in
+            views(&device, dtype, &[rows, n], &x).iter().zip(views(&device, dtype, &[rows, n], &g).iter().rev())
+        {
             let [out, mean, rstd] = [&[rows, n][..], &[rows], &[rows]].map(|s| poisoned(&device, dtype, s));
             run(&device, Kernel::LayerNorm { x, weight, bias, eps, out: &out, mean: &mean, rstd: &rstd });
             close("layer norm", &out, &y, tol);
@@ -257,9 +268,13 @@ fn embedding_and_gradient() {
         let ids = [3i64, 0, 3, 6, 3, 1];
         let want: Vec<f64> = ids.iter().flat_map(|&id| table[id as usize * width..][..width].to_vec()).collect();
         let mut grad = vec![0.0; rows * width];
-        ids.iter().enumerate().for_each(|(r, &id)| (0..width).for_each(|c| grad[id as usize * width + c] += g[r * width + c]));
+        ids.iter()
+            .enumerate()
+            .for_each(|(r, &id)| (0..width).for_each(|c| grad[id as usize * width + c] += g[r * width + c]));
         let ids = Tensor::from_slice(&device, &[2, 3], &ids).unwrap();
-        for (table, g) in views(&device, dtype, &[rows, width], &table).iter().zip(views(&device, dtype, &[2, 3, width], &g)) {
+        for (table, g) in
+            views(&device, dtype, &[rows, width], &table).iter().zip(views(&device, dtype, &[2, 3, width], &g))
+        {
             let (out, dt) = (poisoned(&device, dtype, &[2, 3, width]), poisoned(&device, dtype, &[rows, width]));
             run(&device, Kernel::Embedding { table, ids: &ids, out: &out });
             close("embedding", &out, &want, 0.0);
@@ -283,7 +298,9 @@ fn embedding_and_gradient() {
 fn int8_round_trip() {
     let device = device(2);
     for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16] {
-        for (shape, group) in [(&[][..], 64), (&[3, 200], 64), (&[2, 130], 33), (&[4, 5], 1), (&[0, 8], 4), (&[2, 3, 64], 64)] {
+        for (shape, group) in
+            [(&[][..], 64), (&[3, 200], 64), (&[2, 130], 33), (&[4, 5], 1), (&[0, 8], 4), (&[2, 3, 64], 64)]
+        {
             let n: usize = shape.iter().product();
             let width = shape.last().copied().unwrap_or(1);
             let mut x = values(n, 1);
@@ -327,7 +344,8 @@ fn int8_round_trip() {
     }
     for bad in [f64::NAN, f64::INFINITY] {
         let x = tensor(&device, DType::F32, &[2, 4], &[1.0, bad, 2.0, 3.0, 1.0, 2.0, 3.0, 4.0]);
-        let (q, scales) = (Tensor::full(&device, &[2, 4], DType::U8, 0.0).unwrap(), poisoned(&device, DType::F32, &[2, 1]));
+        let (q, scales) =
+            (Tensor::full(&device, &[2, 4], DType::U8, 0.0).unwrap(), poisoned(&device, DType::F32, &[2, 1]));
         run(&device, Kernel::Quantize { x: &x, group: 4, q: &q, scales: &scales });
         let scales = scales.to_vec::<f32>().unwrap();
         assert!(scales[0].is_nan() && scales[1] == 4.0 / 127.0);

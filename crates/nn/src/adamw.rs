@@ -132,9 +132,9 @@ impl AdamW {
         let mut all = Vec::new();
         for (parameter, state) in self.parameters().filter_map(|p| Some((p, self.state.get(&p.id())?))) {
             let step = Tensor::from_slice(&parameter.device(), &[], &[state.step as i64])?;
-            for (part, tensor) in [("m", state.m.clone()), ("v", state.v.clone()), ("step", step)] {
-                all.push(NamedTensor { name: format!("{}.{part}", parameter.name()), tensor });
-            }
+            let tensors = [state.m.clone(), state.v.clone(), step];
+            let named = AdamW::state_names(parameter).into_iter().zip(tensors);
+            all.extend(named.map(|(name, tensor)| NamedTensor { name, tensor }));
         }
         Ok(all)
     }
@@ -148,23 +148,30 @@ impl AdamW {
     /// tensors in the file or none, and no other tensor is there.
     pub fn load(&mut self, path: &Path) -> Result<()> {
         let file = checkpoint::open(path)?;
-        let mut known = HashSet::new();
+        let known: HashSet<String> = self.parameters().flat_map(AdamW::state_names).collect();
+        file.only(|name| known.contains(name))?;
+        self.load_from(&file)
+    }
+
+    pub(crate) fn load_from(&mut self, file: &checkpoint::File) -> Result<()> {
         let mut state = HashMap::new();
         for parameter in self.parameters() {
-            let names = ["m", "v", "step"].map(|part| format!("{}.{part}", parameter.name()));
-            let present = names.iter().filter(|n| file.contains(n)).count();
-            if present > 0 {
+            let names = AdamW::state_names(parameter);
+            if names.iter().any(|name| file.contains(name)) {
                 let (device, shape, dtype) = (parameter.device(), parameter.shape(), parameter.dtype());
                 let read = |name: &str| file.tensor(name, &device, &shape, dtype, false, Kind::Optimizer);
                 let (m, v) = (read(&names[0])?, read(&names[1])?);
-                let step = read_step(&file, &names[2], &device)?;
+                let step = read_step(file, &names[2], &device)?;
                 state.insert(parameter.id(), State { m, v, step });
             }
-            known.extend(names);
         }
-        file.only(|name| known.contains(name))?;
         self.state = state;
         Ok(())
+    }
+
+    /// Names of the state of a parameter in a file.
+    pub(crate) fn state_names(parameter: &Parameter) -> [String; 3] {
+        ["m", "v", "step"].map(|part| format!("{}.{part}", parameter.name()))
     }
 
     fn parameters(&self) -> impl Iterator<Item = &Parameter> {

@@ -2,11 +2,11 @@
 //!
 //! A file appears whole or not at all: it is written beside its place, flushed to the disk, and renamed.
 
-use crate::{Error, Parameter, Result};
+use crate::{AdamW, Error, Parameter, Result};
 use retape_core::{DType, Device, Kind, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, View};
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -45,7 +45,6 @@ pub fn save(path: &Path, tensors: &[NamedTensor], metadata: &[(&str, String)]) -
 
 /// Writes the parameters under their names, see [`save`].
 pub fn save_parameters(path: &Path, parameters: &[Parameter], metadata: &[(&str, String)]) -> Result<()> {
-    let named = |p: &Parameter| NamedTensor { name: p.name().into(), tensor: p.tensor() };
     save(path, &parameters.iter().map(named).collect::<Vec<_>>(), metadata)
 }
 
@@ -53,15 +52,46 @@ pub fn save_parameters(path: &Path, parameters: &[Parameter], metadata: &[(&str,
 /// each its own: a tensor that is missing, that no parameter has, of another shape, of another dtype.
 pub fn load_parameters(path: &Path, parameters: &[Parameter], cast: Cast) -> Result<()> {
     let file = open(path)?;
-    let missing: Vec<&Parameter> = parameters.iter().filter(|p| !file.contains(p.name())).collect();
-    if let Some(first) = missing.first() {
-        return Err(Error::MissingTensor { path: path.into(), name: first.name().into(), more: missing.len() - 1 });
-    }
-    file.only(|name| parameters.iter().any(|p| p.name() == name))?;
-    let read =
-        |p: &Parameter| file.tensor(p.name(), &p.device(), &p.shape(), p.dtype(), cast == Cast::Allow, Kind::Parameter);
-    let tensors = parameters.iter().map(read).collect::<Result<Vec<_>>>()?;
+    let tensors = file.parameters(parameters, cast)?;
+    let known: HashSet<&str> = parameters.iter().map(Parameter::name).collect();
+    file.only(|name| known.contains(name))?;
     parameters.iter().zip(tensors).try_for_each(|(parameter, tensor)| parameter.set(tensor))
+}
+
+/// Writes parameters and optimizer state to one file, so that they can't come from different steps whenever the process
+/// dies; see [`save`]. What else a run needs to go on (the step, the configuration) goes into `metadata`.
+pub fn save_training(
+    path: &Path,
+    parameters: &[Parameter],
+    optimizer: &AdamW,
+    metadata: &[(&str, String)],
+) -> Result<()> {
+    let mut tensors: Vec<NamedTensor> = parameters.iter().map(named).collect();
+    tensors.extend(optimizer.state()?);
+    save(path, &tensors, metadata)
+}
+
+/// Reads what [`save_training`] wrote, with the same bits; without an optimizer, only the parameters. Returns the
+/// metadata. Everything is checked before anything changes; errors as in [`load_parameters`].
+pub fn load_training(
+    path: &Path,
+    parameters: &[Parameter],
+    optimizer: Option<&mut AdamW>,
+) -> Result<HashMap<String, String>> {
+    let file = open(path)?;
+    let tensors = file.parameters(parameters, Cast::Refuse)?;
+    let known: HashSet<String> =
+        parameters.iter().flat_map(|p| AdamW::state_names(p).into_iter().chain([p.name().into()])).collect();
+    file.only(|name| known.contains(name))?;
+    if let Some(optimizer) = optimizer {
+        optimizer.load_from(&file)?;
+    }
+    parameters.iter().zip(tensors).try_for_each(|(parameter, tensor)| parameter.set(tensor))?;
+    Ok(file.metadata)
+}
+
+fn named(parameter: &Parameter) -> NamedTensor {
+    NamedTensor { name: parameter.name().into(), tensor: parameter.tensor() }
 }
 
 /// Reads a file's header and keeps its bytes. Errors where it can't be read or is no safetensors file.
@@ -149,6 +179,18 @@ impl File {
         }
         tensor.storage().set_kind(kind);
         Ok(tensor)
+    }
+
+    /// The tensors of these parameters.
+    fn parameters(&self, parameters: &[Parameter], cast: Cast) -> Result<Vec<Tensor>> {
+        let missing: Vec<&Parameter> = parameters.iter().filter(|p| !self.contains(p.name())).collect();
+        if let Some(first) = missing.first() {
+            let more = missing.len() - 1;
+            return Err(Error::MissingTensor { path: self.path.clone(), name: first.name().into(), more });
+        }
+        let allow = cast == Cast::Allow;
+        let read = |p: &Parameter| self.tensor(p.name(), &p.device(), &p.shape(), p.dtype(), allow, Kind::Parameter);
+        parameters.iter().map(read).collect()
     }
 
     /// Fails where the file has a tensor whose name isn't `known`.

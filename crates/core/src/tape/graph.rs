@@ -386,7 +386,7 @@ impl Graph {
 
     /// One handle less: with the last one the root settles, and nodes that nothing uses any more leave the tape.
     pub fn release_handle(&mut self, value: ValueKey) -> Option<PendingQuantize> {
-        let Some(v) = self.values.get_mut(value) else { return None };
+        let v = self.values.get_mut(value)?;
         v.handles -= 1;
         let (root, node, last) = (v.root, v.node, v.handles == 0);
         self.count_handle(value, -1);

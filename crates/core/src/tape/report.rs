@@ -280,7 +280,7 @@ impl Graph {
             let node = &self.nodes[node];
             for value in node.saved() {
                 let (view, root) = (&self.values[value], &self.values[self.root(value)]);
-                let alone = root.reads == 1 && root.recipes == 0 && !self.nodes[root.node].is_leaf();
+                let alone = root.reads == 1 && !self.nodes[root.node].is_leaf();
                 if alone && value != self.root(value) && 2 * view.spec.bytes() < root.stored_bytes() {
                     lint.push(Lint {
                         code: "view-holds-more",

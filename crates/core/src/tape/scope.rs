@@ -1,10 +1,11 @@
 //! Scopes: where a value is on the tape, and marks for all values of a region.
 
 use super::Tape;
-use super::graph::{Graph, MarkSource, NodeKey, Stored, ValueKey};
+use super::graph::{Graph, MarkSource, Stored, ValueKey};
 use crate::mark::Site;
 use crate::{Mark, Result};
 use std::collections::HashMap;
+use std::rc::Rc;
 
 /// An open scope.
 #[derive(Debug)]
@@ -115,8 +116,7 @@ fn close(graph: &mut Graph) {
     let frame = graph.scopes.pop().expect("the loop above checks");
     let level = graph.scopes.len() - 1;
     let outer_segment = graph.scopes[level].segment;
-    let mut survivors = 0;
-    let mut renamed: Option<(NodeKey, String)> = None;
+    let path: Rc<str> = frame.path.as_str().into();
     for key in frame.values {
         let Some(value) = graph.values.get(key) else { continue };
         let is_root = value.root == key;
@@ -124,24 +124,13 @@ fn close(graph: &mut Graph) {
         if !survives {
             continue;
         }
-        // Outputs of one op share a name.
-        let name = match &renamed {
-            Some((node, name)) if *node == value.node => format!("{name}#{}", value.output),
-            _ => {
-                survivors += 1;
-                let name =
-                    if survivors == 1 { frame.path.clone() } else { format!("{}_{}", frame.path, survivors - 1) };
-                renamed = Some((value.node, name.clone()));
-                name
-            }
-        };
         let node = &graph.nodes[value.node];
         let (op, flops, traffic, spec, output) =
             (node.op_name(), node.flops, node.traffic, value.spec.clone(), value.output);
         let unsettled = matches!(value.stored, Stored::Unsettled);
         if is_root && !value.exact && unsettled && value.source != MarkSource::Value {
             let site = Site {
-                path: &name,
+                path: &frame.path,
                 op,
                 output,
                 shape: &spec.shape,
@@ -159,7 +148,7 @@ fn close(graph: &mut Graph) {
             graph.require_recipe(key);
         }
         let value = &mut graph.values[key];
-        value.path = name.into();
+        value.path = path.clone();
         if unsettled {
             value.boundary |= frame.is_segment;
             value.segment = outer_segment;

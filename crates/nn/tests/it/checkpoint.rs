@@ -1,7 +1,9 @@
-use crate::{Scratch, parameter};
+use crate::{Scratch, gradients, parameter};
 use retape_core::{DType, Kind, Tensor, meta};
-use retape_nn::checkpoint::{Cast, NamedTensor, load_parameters, open, save, save_parameters};
-use retape_nn::{Error, Gpt, GptConfig, Parameter};
+use retape_nn::checkpoint::{
+    Cast, NamedTensor, load_parameters, load_training, open, save, save_parameters, save_training,
+};
+use retape_nn::{AdamW, AdamWConfig, Error, Gpt, GptConfig, Parameter};
 
 fn values(p: &Parameter) -> Vec<f64> {
     p.tensor().to_f64_vec().unwrap()
@@ -123,4 +125,36 @@ fn a_failed_save_leaves_what_was_there() {
     assert!(matches!(save, Err(Error::File { action: "write", .. })));
     let save = save_parameters(&path, &[parameter(&meta(), "a", &[1], &[1.0])], &[]);
     assert!(matches!(save, Err(Error::Core(retape_core::Error::NoNumbers { .. }))));
+}
+
+/// Stopping after any step and going on from the file gives the same bits.
+#[test]
+fn training_goes_on() {
+    let device = retape_cpu::device();
+    let scratch = Scratch::new("training");
+    let path = scratch.path("run.safetensors");
+    let config = AdamWConfig { lr: 0.1, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    let run = |stop_after: usize| {
+        let mut w = parameter(&device, "w", &[2], &[1.0, -3.0]);
+        let mut optimizer = AdamW::decay_all(vec![w.clone()], config).unwrap();
+        for i in 0..4 {
+            if i == stop_after {
+                save_training(&path, std::slice::from_ref(&w), &optimizer, &[("step", i.to_string())]).unwrap();
+                w = parameter(&device, "w", &[2], &[0.0, 0.0]);
+                optimizer = AdamW::decay_all(vec![w.clone()], config).unwrap();
+                let metadata = load_training(&path, std::slice::from_ref(&w), Some(&mut optimizer)).unwrap();
+                assert_eq!(metadata["step"], i.to_string());
+            }
+            optimizer.step(&gradients(&device, &[(&w, &[0.3 + i as f64, -2.0])]), 1.0).unwrap();
+        }
+        values(&w)
+    };
+    let whole = run(usize::MAX);
+    assert!((0..4).all(|stop_after| run(stop_after) == whole));
+
+    let w = parameter(&device, "w", &[2], &[0.0, 0.0]);
+    load_training(&path, std::slice::from_ref(&w), None).unwrap();
+    assert_ne!(values(&w), [0.0, 0.0], "the parameters alone");
+    let error = load_parameters(&path, &[w], Cast::Refuse).unwrap_err();
+    assert!(matches!(error, Error::UnexpectedTensor { name, .. } if name == "w.m"));
 }

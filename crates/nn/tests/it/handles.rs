@@ -3,23 +3,25 @@
 
 use crate::small;
 use retape_core::{
-    DType, Decision, Device, Mark, MemoryMeter, Policy, RuleInfo, Site, Tape, TapeOptions, Tensor, meta,
+    DType, Decision, Device, Mark, MemoryMeter, Policy, RuleInfo, Site, Tape, TapeOptions, Tensor, Var, meta,
 };
-use retape_nn::{AttentionForm, Gpt, GptConfig};
+use retape_nn::{AttentionForm, CausalSelfAttention, Gpt, GptConfig, Initializer, Mlp, Result};
 use std::rc::Rc;
 
-/// Recomputes all that lies strictly inside a block.
+/// Recomputes all that lies strictly inside a block, or everything.
 #[derive(Debug)]
-struct InsideBlocks;
+struct Recompute {
+    everything: bool,
+}
 
-impl Policy for InsideBlocks {
+impl Policy for Recompute {
     fn mark(&self, site: &Site<'_>) -> Option<Decision> {
         let inside = site.path.strip_prefix("blocks.").is_some_and(|rest| rest.contains('.'));
-        inside.then_some(Decision { mark: Mark::Recompute, rule: 0 })
+        (inside || self.everything).then_some(Decision { mark: Mark::Recompute, rule: 0 })
     }
     fn rules(&self) -> &[RuleInfo] {
         static RULES: std::sync::OnceLock<Vec<RuleInfo>> = std::sync::OnceLock::new();
-        RULES.get_or_init(|| vec![RuleInfo { name: "inside".into(), origin: retape_core::Origin::Preset }])
+        RULES.get_or_init(|| vec![RuleInfo { name: "recompute".into(), origin: retape_core::Origin::Preset }])
     }
 }
 
@@ -106,7 +108,7 @@ fn recomputing_all_inside_blocks() {
     let s = Sizes::of(&flash);
     let statistics = 4 * s.rows + s.rows * s.heads;
     let end = (s.layers + 1) * s.stream + s.layers * statistics + s.end();
-    let (peak, live) = forward(&flash, Some(Rc::new(InsideBlocks)));
+    let (peak, live) = forward(&flash, Some(Rc::new(Recompute { everything: false })));
     assert_eq!(live, end);
     // The last block's gelu is made beside c_fc, with the first sum waiting.
     let gelu = s.layers * (s.stream + statistics) + 9 * s.stream;
@@ -114,10 +116,61 @@ fn recomputing_all_inside_blocks() {
     assert_eq!(peak, gelu);
 
     let explicit = config(AttentionForm::Explicit);
-    let (peak, _) = forward(&explicit, Some(Rc::new(InsideBlocks)));
+    let (peak, _) = forward(&explicit, Some(Rc::new(Recompute { everything: false })));
     // Two stages of the weights beside q, k, v; the last block's second norm is still to come.
     let weights = s.layers * (s.stream + 4 * s.rows) - 2 * s.rows + 3 * s.stream + 2 * s.weights;
     assert_eq!(peak, weights);
     let with_dropout = GptConfig { dropout: 0.1, ..explicit };
-    assert_eq!(forward(&with_dropout, Some(Rc::new(InsideBlocks))).0, weights, "dropout takes the softmax's turn");
+    assert_eq!(
+        forward(&with_dropout, Some(Rc::new(Recompute { everything: false }))).0,
+        weights,
+        "dropout takes the softmax's turn"
+    );
+}
+
+/// Peak of one layer alone, in elements of f32 beyond its input, where nothing needs to be kept.
+fn alone(config: &GptConfig, layer: impl FnOnce(&mut Initializer, Var) -> Result<Var>) -> usize {
+    let device = meta();
+    let init = &mut Initializer::new(&device, DType::F32, 0);
+    let x = Tensor::full(&device, &[config.batch, config.seq, config.dim], DType::F32, 0.0).unwrap();
+    let policy: Rc<dyn Policy> = Rc::new(Recompute { everything: true });
+    let tape = Tape::with(&device, TapeOptions { policy: Some(policy), ..TapeOptions::default() });
+    let x = tape.leaf(&x).unwrap();
+    let before = device.meter().step_live();
+    device.meter().reset_peak();
+    let y = layer(init, x).unwrap();
+    let peak = device.meter().step_peak() - before;
+    drop(y);
+    (peak / 4) as usize
+}
+
+/// Sequences so short that a layer's last stages would make the peak if an early value still lived.
+#[test]
+fn layers_alone() {
+    for dropout in [0.0, 0.1] {
+        let attention = |form| {
+            let config = GptConfig { seq: 1, ..config(form) };
+            let s = Sizes::of(&config);
+            let run = |init: &mut Initializer, x| CausalSelfAttention::new(init, "attn", &config)?.forward(x, dropout);
+            (alone(&config, run), s)
+        };
+        let (peak, s) = attention(AttentionForm::Flash);
+        assert_eq!(peak, 4 * s.stream + s.rows * s.heads, "q, k, v and the result");
+        let (peak, s) = attention(AttentionForm::Explicit);
+        assert_eq!(peak, 4 * s.stream + s.weights, "q, k, v, the weights and the context");
+
+        let config = config(AttentionForm::Flash);
+        let s = Sizes::of(&config);
+        let peak = alone(&config, |init, x| Mlp::new(init, "mlp", &config)?.forward(x, dropout));
+        assert_eq!(peak, 8 * s.stream, "c_fc and gelu");
+
+        let device = meta();
+        let model = Gpt::new(&device, &GptConfig { dropout, ..config.clone() }, 0).unwrap();
+        let tokens = inputs(&device, &config);
+        let before = device.meter().step_live();
+        device.meter().reset_peak();
+        let x = model.embed(&Tape::new(&device), &tokens).unwrap();
+        assert_eq!(((device.meter().step_peak() - before) / 4) as usize, 2 * s.stream, "one stage and the next");
+        drop(x);
+    }
 }

@@ -1,0 +1,340 @@
+//! Random programs with random marks, handles and scopes: the engine against itself.
+
+use crate::{gradient_bytes, random};
+use retape_core::kernel::{Kernel, RandomStream, Unary};
+use retape_core::ops::*;
+use retape_core::{
+    DType, Decision, Device, Error, Int8Spec, Mark, Origin, Policy, Result, RuleInfo, Site, Stats, Tape, TapeOptions,
+    Tensor, Var, Verify,
+};
+use std::rc::Rc;
+
+/// An op with two outputs that backward both reads: sin and cos.
+#[derive(Debug, Clone, Copy)]
+pub struct SinCos;
+
+impl Rule for SinCos {
+    fn name(&self) -> &'static str {
+        "sin_cos"
+    }
+    fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        let output = Output::new(inputs[0].shape.clone(), inputs[0].dtype);
+        Ok([output.clone(), output].into_iter().collect())
+    }
+    fn forward(&self, exec: &Exec<'_>, x: &[Tensor], out: &[Tensor]) -> Result<()> {
+        exec.run(Kernel::Unary { f: Unary::Sin, x: &x[0], out: &out[0] })?;
+        exec.run(Kernel::Unary { f: Unary::Cos, x: &x[0], out: &out[1] })
+    }
+    fn saves(&self, _: &[bool]) -> Saves {
+        saves([Slot::Out(0), Slot::Out(1)])
+    }
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
+        use retape_core::kernel::Binary;
+        // d sin = cos, d cos = -sin.
+        let exec = cx.exec(0);
+        let (gs, gc) = (cx.grad(0), cx.grad(1));
+        let (s, c) = (cx.saved(Slot::Out(0))?, cx.saved(Slot::Out(1))?);
+        let sum = exec.empty_like(cx.input(0))?;
+        exec.run(Kernel::Fill { value: 0.0, out: &sum })?;
+        for (f, g, factor) in [(Binary::Add, gs, &c), (Binary::Sub, gc, &s)] {
+            if let Some(g) = g {
+                let term = exec.empty_like(cx.input(0))?;
+                exec.run(Kernel::Binary { f: Binary::Mul, a: &g, b: factor, out: &term })?;
+                exec.run(Kernel::Binary { f, a: &sum, b: &term, out: &sum })?;
+            }
+        }
+        cx.set(0, sum);
+        Ok(())
+    }
+    fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {
+        Cost::elementwise(2, inputs, outputs)
+    }
+    fn samples() -> Vec<Sample> {
+        vec![]
+    }
+}
+
+/// Random numbers that are a pure function of a seed and a counter.
+#[derive(Debug, Clone, Copy)]
+pub struct Dice {
+    seed: u64,
+    throws: u64,
+}
+
+impl Dice {
+    /// A sequence of its own for each seed.
+    pub fn new(seed: u64) -> Dice {
+        Dice { seed, throws: 0 }
+    }
+    /// 0 .. sides - 1.
+    pub fn throw(&mut self, sides: usize) -> usize {
+        self.throws += 1;
+        (RandomStream { seed: self.seed, counter: 0xd1ce }.word(self.throws) as u64 * sides as u64).wrapping_shr(32)
+            as usize
+    }
+}
+
+/// Marks by a hash of the path: a pure function of the site, with all marks about equally often.
+#[derive(Debug)]
+pub struct RandomMarks {
+    seed: u64,
+    int8: bool,
+    rules: Vec<RuleInfo>,
+}
+
+impl RandomMarks {
+    /// Marks none, keep, recompute and (with `int8`) int8.
+    pub fn new(seed: u64, int8: bool) -> RandomMarks {
+        RandomMarks { seed, int8, rules: vec![RuleInfo { name: "random".into(), origin: Origin::Preset }] }
+    }
+}
+
+impl Policy for RandomMarks {
+    fn mark(&self, site: &Site<'_>) -> Option<Decision> {
+        let hash =
+            site.path.bytes().fold(self.seed, |h, b| (h ^ b as u64).wrapping_mul(0x100_0000_01b3).rotate_left(9));
+        let mark = match Dice::new(hash ^ site.output as u64).throw(if self.int8 { 4 } else { 3 }) {
+            0 => return None,
+            1 => Mark::Keep,
+            2 => Mark::Recompute,
+            _ => Mark::Int8(Int8Spec { group: 8, ..Int8Spec::default() }),
+        };
+        Some(Decision { mark, rule: 0 })
+    }
+    fn rules(&self) -> &[RuleInfo] {
+        &self.rules
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Unary(&'static str, usize),
+    Binary(&'static str, usize, usize),
+    LayerNorm(usize),
+    Reshaped(usize),
+    Dropout(usize),
+    Split(usize),
+    SinCos(usize),
+}
+
+/// A random straight-line program on 8 x 8 matrices.
+fn program(seed: u64) -> Vec<Step> {
+    let mut dice = Dice::new(seed ^ 0xabc);
+    let steps = 8 + dice.throw(40);
+    let local = dice.throw(2) == 0;
+    let mut values = LEAVES;
+    let mut program = Vec::new();
+    for _ in 0..steps {
+        let pick = |dice: &mut Dice| {
+            if local && values > LEAVES + 4 { values - 1 - dice.throw(5) } else { dice.throw(values) }
+        };
+        let (a, b) = (pick(&mut dice), pick(&mut dice));
+        let step = match dice.throw(14) {
+            0 | 1 => Step::Binary("add", a, b),
+            2 => Step::Binary("mul", a, b),
+            3 => Step::Unary("scale", a),
+            4 | 5 => Step::Binary("matmul", a, b),
+            6 => Step::Unary("gelu", a),
+            7 => Step::Unary("softmax", a),
+            8 => Step::LayerNorm(a),
+            9 => Step::Unary("transpose", a),
+            10 => Step::Reshaped(a),
+            11 => Step::Dropout(a),
+            12 => Step::Split(a),
+            _ => Step::SinCos(a),
+        };
+        values += if matches!(step, Step::SinCos(_)) { 2 } else { 1 };
+        program.push(step);
+    }
+    program
+}
+
+const LEAVES: usize = 3;
+
+/// How to run a program.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Config {
+    /// Which program.
+    pub graph: u64,
+    /// Random marks by this seed; none without.
+    pub marks: Option<u64>,
+    /// Whether int8 is among them.
+    pub int8: bool,
+    /// Handles held at random by this seed; 0: released as early as possible.
+    pub handles: u64,
+    /// Marks set late at random by this seed; 0: none.
+    pub late: u64,
+    /// Every six steps lie in a scope that is a segment.
+    pub segments: bool,
+    /// Audit replays.
+    pub verify: bool,
+    /// Backward passes, all but the last retained.
+    pub passes: usize,
+}
+
+/// What a run gave.
+#[derive(Debug, Clone, Default)]
+pub struct Run {
+    /// Gradients by pass and leaf, as bytes.
+    pub gradients: Vec<Vec<Vec<u8>>>,
+    /// Highest step bytes.
+    pub peak: u64,
+    /// Hash of all memory events.
+    pub fingerprint: u64,
+    /// Bytes saved when forward ended.
+    pub saved: u64,
+    /// Meter's saved and quantized bytes at that moment, by kind.
+    pub metered: u64,
+    /// Live bytes after a forward whose loss was dropped, the tape being alive.
+    pub left_without_backward: u64,
+    /// Nodes then (the leaves).
+    pub nodes_without_backward: usize,
+    /// Live bytes at the end.
+    pub left: u64,
+    /// Late marks that came too late.
+    pub too_late: usize,
+    /// Counters.
+    pub stats: Stats,
+}
+
+/// Runs a program forward (twice: once to drop the loss) and backward.
+pub fn run(device: &Device, config: Config) -> Result<Run> {
+    use retape_core::Kind;
+    let program = program(config.graph);
+    let leaves: Vec<Tensor> = (0..LEAVES as u64).map(|i| random(device, &[8, 8], i + 1, DType::F64)).collect();
+    let weight = random(device, &[8], 7, DType::F64);
+    let base = device.meter().live();
+    device.meter().reset_peak();
+    let mut out = Run::default();
+    {
+        let policy = config.marks.map(|seed| Rc::new(RandomMarks::new(seed, config.int8)) as Rc<dyn Policy>);
+        let verify = if config.verify { Verify::Bits } else { Verify::Off };
+        let tape = Tape::with(device, TapeOptions { policy, verify, seed: config.graph, ..TapeOptions::default() });
+        // The last leaf needs no gradient.
+        let vars: Vec<Var> = leaves
+            .iter()
+            .enumerate()
+            .map(|(i, t)| if i + 1 < LEAVES { tape.leaf(t) } else { tape.constant(t) })
+            .collect::<Result<_>>()?;
+        let weight = tape.leaf(&weight)?;
+        let (loss, held) = build(&tape, &program, &vars, &weight, config, &mut out.too_late)?;
+        drop((loss, held));
+        out.left_without_backward = device.meter().live() - base;
+        out.nodes_without_backward = tape.node_count();
+        let (loss, held) = build(&tape, &program, &vars, &weight, config, &mut out.too_late)?;
+        out.saved = tape.saved_bytes();
+        out.metered = device.meter().live_of(Kind::Saved) + device.meter().live_of(Kind::Quantized);
+        for pass in 0..config.passes {
+            let gradients =
+                tape.backward_from(&[(&loss, &Tensor::full(device, &[], DType::F64, 1.0)?)], pass + 1 < config.passes)?;
+            if device.computes() {
+                let all: Vec<Var> = vars.iter().chain([&weight]).cloned().collect();
+                out.gradients.push(gradient_bytes(&gradients, &all)?);
+            }
+        }
+        out.stats = tape.stats();
+        drop((loss, held));
+    }
+    out.peak = device.meter().step_peak();
+    out.fingerprint = device.meter().fingerprint();
+    out.left = device.meter().live() - base;
+    Ok(out)
+}
+
+fn build(
+    tape: &Tape,
+    program: &[Step],
+    leaves: &[Var],
+    weight: &Var,
+    config: Config,
+    too_late: &mut usize,
+) -> Result<(Var, Vec<Var>)> {
+    let mut last_use = std::collections::HashMap::new();
+    for (k, step) in program.iter().enumerate() {
+        match *step {
+            Step::Binary(_, a, b) => {
+                last_use.insert(a, k);
+                last_use.insert(b, k);
+            }
+            Step::Unary(_, a)
+            | Step::LayerNorm(a)
+            | Step::Reshaped(a)
+            | Step::Dropout(a)
+            | Step::Split(a)
+            | Step::SinCos(a) => {
+                last_use.insert(a, k);
+            }
+        }
+    }
+    let mut values: Vec<Option<Var>> = leaves.iter().cloned().map(Some).collect();
+    let (mut held_forward, mut held_backward) = (Vec::new(), Vec::new());
+    let mut late = Dice::new(config.late);
+    let mut handles = Dice::new(config.handles);
+    let mut scope = None;
+    for (k, step) in program.iter().enumerate() {
+        if config.segments && k % 6 == 0 {
+            drop(scope.take());
+            scope = Some(tape.scope(&format!("s{}", k / 6)).segment());
+        }
+        let at = |i: usize| values[i].as_ref().expect("released only after the last use");
+        let new: Vec<Var> = match *step {
+            Step::Unary("scale", a) => vec![at(a).scale(0.7)?],
+            Step::Unary("gelu", a) => vec![at(a).gelu()?],
+            Step::Unary("softmax", a) => vec![at(a).softmax()?],
+            Step::Unary(_, a) => vec![at(a).transpose(0, 1)?],
+            Step::Binary("add", a, b) => vec![at(a).add(at(b))?],
+            Step::Binary("mul", a, b) => vec![at(a).mul(at(b))?],
+            Step::Binary(_, a, b) => vec![at(a).matmul(at(b))?.scale(0.3)?],
+            Step::LayerNorm(a) => vec![at(a).layer_norm(Some(weight), None, 1e-5)?],
+            Step::Reshaped(a) => vec![at(a).reshape(&[4, 16])?.gelu()?.reshape(&[8, 8])?],
+            // The random stream is the step's own, so that both forwards draw the same numbers.
+            Step::Dropout(a) => {
+                let stream = RandomStream { seed: config.graph, counter: k as u64 };
+                vec![at(a).apply(dropout::Dropout { p: 0.2, stream }, &[])?]
+            }
+            Step::Split(a) => {
+                let parts = at(a).split(0, &[3, 5])?;
+                vec![parts[1].cat(&[&parts[0]], 0)?]
+            }
+            Step::SinCos(a) => at(a).apply_all(Op::Custom(Rc::new(SinCos)), &[])?,
+        };
+        values.extend(new.into_iter().map(Some));
+        if config.late != 0 {
+            for v in values.iter().skip(LEAVES).flatten() {
+                let mark = match late.throw(40) {
+                    0 => Mark::Recompute,
+                    1 => Mark::Keep,
+                    2 if config.int8 => Mark::Int8(Int8Spec { group: 8, ..Int8Spec::default() }),
+                    _ => continue,
+                };
+                match v.set_mark(mark) {
+                    Err(Error::MarkTooLate { .. }) => *too_late += 1,
+                    // A view of a leaf.
+                    Err(Error::MarkNotAllowed { .. }) => {}
+                    other => other?,
+                }
+            }
+        }
+        let len = values.len();
+        for (i, value) in values.iter_mut().enumerate().skip(LEAVES) {
+            if last_use.get(&i).copied().unwrap_or(0) <= k
+                && i + 4 < len
+                && let Some(v) = value.take()
+            {
+                match if config.handles == 0 { 9 } else { handles.throw(6) } {
+                    0 | 1 => held_forward.push(v),
+                    2 => held_backward.push(v),
+                    _ => drop(v),
+                }
+            }
+        }
+    }
+    drop(scope);
+    // From a leaf with a gradient, which a program may not have used.
+    let mut sum = leaves[0].clone();
+    for v in values.into_iter().skip(LEAVES).flatten() {
+        sum = sum.add(&v)?;
+    }
+    drop(held_forward);
+    Ok((sum.sum()?, held_backward))
+}

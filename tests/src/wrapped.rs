@@ -1,0 +1,71 @@
+//! A CPU backend with something wrong or watched, for tests of the checkers.
+
+use retape_core::{Backend, Buffer, Device, Error, Kernel, Result};
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What a wrapped backend does besides running kernels.
+#[derive(Debug, Default)]
+pub struct Watch {
+    /// Names of the kernels run, in order.
+    pub kernels: Mutex<Vec<&'static str>>,
+    /// Flip one bit of element 5 of the output of the n-th `unary` kernel (counted from 1; 0: never).
+    pub flip_unary: AtomicUsize,
+    /// Fail the n-th kernel (counted from 1; 0: never).
+    pub fail_kernel: AtomicUsize,
+    /// Fill outputs with NaN before each kernel.
+    pub poison: bool,
+}
+
+#[derive(Debug)]
+struct Wrapped {
+    cpu: retape_cpu::Cpu,
+    watch: Arc<Watch>,
+}
+
+/// A CPU device (one thread) under watch.
+pub fn device(watch: Arc<Watch>) -> Device {
+    Device::new(Wrapped { cpu: retape_cpu::Cpu::new(1).unwrap(), watch })
+}
+
+impl Backend for Wrapped {
+    fn name(&self) -> String {
+        "wrapped cpu".into()
+    }
+    fn allocate(&self, bytes: usize) -> Result<Buffer> {
+        let buffer = self.cpu.allocate(bytes)?;
+        if self.watch.poison {
+            self.cpu.upload(&buffer, 0, &vec![0xff; bytes])?;
+        }
+        Ok(buffer)
+    }
+    fn release(&self, buffer: Buffer) {
+        self.cpu.release(buffer)
+    }
+    fn upload(&self, buffer: &Buffer, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.cpu.upload(buffer, offset, bytes)
+    }
+    fn download(&self, buffer: &Buffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        self.cpu.download(buffer, offset, bytes)
+    }
+    fn run(&self, kernel: &Kernel<'_>) -> Result<()> {
+        let mut kernels = self.watch.kernels.lock().unwrap();
+        kernels.push(kernel.name());
+        if kernels.len() == self.watch.fail_kernel.load(Ordering::Relaxed) {
+            return Err(Error::InvalidValue { kernel: kernel.name(), reason: "planted failure".into() });
+        }
+        let unary = kernels.iter().filter(|k| **k == "unary").count();
+        drop(kernels);
+        self.cpu.run(kernel)?;
+        if let Kernel::Unary { out, .. } = kernel
+            && unary == self.watch.flip_unary.load(Ordering::Relaxed)
+        {
+            let (buffer, size) = (out.storage().buffer(), out.dtype().size());
+            let mut byte = [0];
+            self.cpu.download(buffer, 5 * size, &mut byte)?;
+            self.cpu.upload(buffer, 5 * size, &[byte[0] ^ 4])?;
+        }
+        Ok(())
+    }
+}
