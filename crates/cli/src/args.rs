@@ -6,16 +6,16 @@ use retape::{DType, nn::AttentionForm, nn::GptConfig};
 use std::path::PathBuf;
 
 /// Tape-based autodiff with value-level marks: keep, recompute or int8, and what each costs.
-///
-/// Without a command: `frontier`, every preset on model `tiny` with both forms of attention.
 #[derive(Debug, Parser)]
 #[command(
     name = "retape",
     version,
     max_term_width = 110,
     after_help = "\
+Without a command: frontier, that is every preset on model tiny with both forms of attention.
+
 Examples:
-  retape                                     the frontier of the default model
+  retape                                     the frontier of model tiny
   retape frontier --model w1 --out out       a larger one; table, and files in out/
   retape step --model w1 --policy selective  one model, one policy
   retape inspect --model gpt3-175b           its ledger, by a dry run
@@ -33,16 +33,16 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Measure policies against each other: memory, time, gradient error.
-    #[command(after_help = FRONTIER_HELP)]
+    #[command(after_help = help(FRONTIER.0, FRONTIER.1))]
     Frontier(FrontierArgs),
     /// Measure forward and backward of one model under a policy.
-    #[command(after_help = STEP_HELP)]
+    #[command(after_help = help(STEP.0, STEP.1))]
     Step(StepArgs),
     /// Show the ledger of saved tensors, by a dry run.
-    #[command(after_help = INSPECT_HELP)]
+    #[command(after_help = help(INSPECT.0, INSPECT.1))]
     Inspect(InspectArgs),
     /// Train on text, with checkpoints that survive a kill at any moment.
-    #[command(after_help = TRAIN_HELP)]
+    #[command(after_help = help(TRAIN.0, TRAIN.1))]
     Train(TrainArgs),
 }
 
@@ -52,41 +52,47 @@ impl Default for Command {
     }
 }
 
-const FRONTIER_HELP: &str = "\
-Each policy runs once per round, the order reversed every other round. `overhead` is the median over rounds of the
-step's CPU time against `none` of the same attention in the same round. `none` always runs.
+/// What is said and shown after a command's options.
+type Help = (&'static str, &'static str);
 
-Examples:
-  retape frontier
+const FRONTIER: Help = (
+    "\
+Each policy runs once per round, the order reversed every other round; figures are medians. The overhead is \
+the step's CPU time against that of `none` with the same attention in the same round. `none` always runs.",
+    "  retape frontier
   retape frontier --model w1 --attention flash --policies none,selective,full_per_layer --steps 7
   retape frontier --attention explicit --policies none --mark '**.softmax=int8' --json
-  retape frontier --model gpt2-xl --device meta      peaks and FLOPs alone, by dry runs
-  retape frontier --train-steps 50 --out out         loss after training; frontier.json, .csv and .svg";
+  retape frontier --model gpt2-xl --device meta    peaks and FLOPs alone, by dry runs
+  retape frontier --train-steps 50 --out out       with the loss after training, and files in out/",
+);
 
-const STEP_HELP: &str = "\
+const STEP: Help = (
+    "\
 With several --policy, or --attention both, the steps interleave and each gets its line.
-
-Examples:
-  retape step --model w1
+RSS is the high-water mark of a step in a fresh process, minus what was resident before it, buffers for all \
+gradients included.",
+    "  retape step --model w1
   retape step --model w1 --policy selective --json
   retape step --policy none --mark 'blocks.0.mlp.gelu=recompute' --by-op
-  retape step --model gpt2-small --linear-bias off --tied off --steps 3";
+  retape step --model gpt2-small --linear-bias off --tied off --steps 3",
+);
 
-const INSPECT_HELP: &str = "\
-Examples:
-  retape inspect
+const INSPECT: Help = (
+    "",
+    "  retape inspect
   retape inspect --policy selective --attention explicit --all
-  retape inspect --model gpt3-175b --policy full_per_layer --json";
+  retape inspect --model gpt3-175b --policy full_per_layer --json",
+);
 
-const TRAIN_HELP: &str = "\
-A checkpoint is a directory DIR/step-N that appears whole or not at all. The order of the data and the dropout of a step
-are functions of the seed and the step, so a resumed run continues with the same bits.
-
-Examples:
-  retape train --steps 200
+const TRAIN: Help = (
+    "\
+A checkpoint is a directory DIR/step-N that appears whole or not at all. The order of the data and the \
+dropout of a step are functions of the seed and the step, so a resumed run continues with the same bits.",
+    "  retape train --steps 200
   retape train --data book.txt --val chapter.txt --steps 1000 --policy selective --save run
   retape train --resume run --save run --steps 1000
-  retape train --init model.safetensors --steps 10 --json";
+  retape train --init model.safetensors --steps 10 --json",
+);
 
 /// What every command takes.
 #[derive(Debug, Clone, Args)]
@@ -214,18 +220,18 @@ fn parse_dtype(text: &str) -> Result<DType, String> {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Policy")]
 pub struct MarkArgs {
-    /// Mark the values of a path, over any policy: GLOB=keep, recompute or int8 (repeatable)
+    /// Mark the values of a path: keep, recompute or int8; over any policy (repeatable)
     #[arg(long = "mark", value_name = "GLOB=MARK")]
     pub marks: Vec<Rule>,
 }
 
 #[derive(Debug, Clone, Default, Args)]
 pub struct FrontierArgs {
-    /// Policies, separated by commas: presets with arguments, or .toml files [default: all presets]
+    /// Policies, separated by commas [default: all presets]
     #[arg(long, value_name = "A,B", value_delimiter = ',', help_heading = "Policy")]
     pub policies: Vec<String>,
     /// One more policy (repeatable)
-    #[arg(long = "policy", value_name = "P", help_heading = "Policy", long_help = policy_help("One more policy (repeatable)"))]
+    #[arg(long = "policy", value_name = "P", help_heading = "Policy")]
     pub policy: Vec<String>,
     #[command(flatten)]
     pub marks: MarkArgs,
@@ -240,8 +246,8 @@ pub struct FrontierArgs {
 
 #[derive(Debug, Clone, Default, Args)]
 pub struct StepArgs {
-    /// The policy, a preset or a .toml file (repeatable: one line each) [default: none]
-    #[arg(long = "policy", value_name = "P", help_heading = "Policy", long_help = policy_help("The policy (repeatable: one line each) [default: none]"))]
+    /// The policy (repeatable: one line each) [default: none]
+    #[arg(long = "policy", value_name = "P", help_heading = "Policy")]
     pub policy: Vec<String>,
     #[command(flatten)]
     pub marks: MarkArgs,
@@ -267,8 +273,8 @@ pub struct MeasureArgs {
 
 #[derive(Debug, Clone, Default, Args)]
 pub struct InspectArgs {
-    /// The policy, a preset or a .toml file [default: none]
-    #[arg(long = "policy", value_name = "P", help_heading = "Policy", long_help = policy_help("The policy [default: none]"))]
+    /// The policy [default: none]
+    #[arg(long = "policy", value_name = "P", help_heading = "Policy")]
     pub policy: Option<String>,
     #[command(flatten)]
     pub marks: MarkArgs,
@@ -290,8 +296,8 @@ pub struct TrainArgs {
     /// Steps of this run
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: u64,
-    /// The policy, a preset or a .toml file [default: none, or the checkpoint's]
-    #[arg(long = "policy", value_name = "P", help_heading = "Policy", long_help = policy_help("The policy [default: none, or the checkpoint's]"))]
+    /// The policy [default: none, or the checkpoint's]
+    #[arg(long = "policy", value_name = "P", help_heading = "Policy")]
     pub policy: Option<String>,
     #[command(flatten)]
     pub marks: MarkArgs,
@@ -340,19 +346,16 @@ pub struct SettingArgs {
     pub clip: Option<f64>,
 }
 
-fn policy_help(first: &str) -> String {
-    let width = PRESETS.iter().map(|p| p.name.len()).max().unwrap_or(0);
-    let mut text = format!(
-        "{first}\n\nA .toml file of rules, or a preset, with arguments as in length_adaptive:threshold=1024:\n"
-    );
-    for preset in PRESETS {
-        let arguments: Vec<_> = preset.arguments.iter().map(|a| format!(":{}=N", a.name)).collect();
-        text += &format!(
-            "  {:width$}  {}{}\n",
-            preset.name,
-            preset.about,
-            if arguments.is_empty() { String::new() } else { format!(" ({})", arguments.join("")) }
-        );
+/// A command's help after its options: text, examples, and what a policy may be.
+fn help(text: &str, examples: &str) -> String {
+    let mut help = String::new();
+    if !text.is_empty() {
+        help += &format!("{text}\n\n");
     }
-    text
+    help += "Policies: a .toml file of rules, or a preset, with arguments as in length_adaptive:threshold=1024:\n";
+    for preset in PRESETS {
+        let arguments: String = preset.arguments.iter().map(|a| format!(":{}=N", a.name)).collect();
+        help += &format!("  {}{arguments}: {}\n", preset.name, preset.about);
+    }
+    help + "\nExamples:\n" + examples
 }

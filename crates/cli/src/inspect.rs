@@ -118,6 +118,8 @@ fn print(ledger: &Ledger, all: bool) -> Result<()> {
         let value = group.first;
         let readers: BTreeSet<String> =
             value.readers.iter().map(|path| if all { path.clone() } else { without_numbers(path) }).collect();
+        let readers = readers.into_iter().collect::<Vec<_>>().join(", ");
+        let readers = if all { readers } else { report::shortened(&readers, 44) };
         let mark = if value.held_by_handle { format!("{} (held)", value.mark) } else { value.mark.to_owned() };
         table.add_row([
             group.values.to_string(),
@@ -127,10 +129,10 @@ fn print(ledger: &Ledger, all: bool) -> Result<()> {
             bytes(group.bytes),
             bytes(group.stored),
             mark,
-            value.rule.clone(),
+            if all { value.rule.clone() } else { report::shortened(&value.rule, 36) },
             count(group.flops),
             value.depth.to_string(),
-            readers.into_iter().collect::<Vec<_>>().join(", "),
+            readers,
         ]);
     }
     report::print_line(&table.to_string())

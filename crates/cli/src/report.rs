@@ -1,7 +1,7 @@
 //! Output: lines on stdout, notes on stderr, tables, numbers for people.
 
 use crate::error::{Failure, Result};
-use comfy_table::{CellAlignment, Table, TableComponent, presets};
+use comfy_table::{Cell, CellAlignment, Table, TableComponent, presets};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::time::Duration;
@@ -50,6 +50,24 @@ pub fn table(columns: &[&str], left: &[usize]) -> Table {
         }
     }
     table
+}
+
+/// Names and figures, a row each.
+pub fn pairs(rows: impl IntoIterator<Item = (&'static str, String)>) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    for (name, figure) in rows {
+        table.add_row([Cell::new(name), Cell::new(figure).set_alignment(CellAlignment::Right)]);
+    }
+    table
+}
+
+/// A text's first characters, with a mark where more were.
+pub fn shortened(text: &str, characters: usize) -> String {
+    match text.char_indices().nth(characters) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
 }
 
 /// Bytes for people: `12.3 MiB`.

@@ -97,10 +97,8 @@ fn print(line: &Line, by_op: Option<Vec<PathRow>>) -> Result<()> {
         line.repeats
     );
     let ms = |value| format!("{} ms", figure(value, 2));
-    let mut table = report::table(&["", ""], &[0]);
-    table.set_header(Vec::<String>::new());
     let resident = line.peak_rss_delta_bytes.map_or("-".into(), bytes);
-    for (name, value) in [
+    let mut rows = vec![
         ("forward", ms(line.forward_ms)),
         ("backward", ms(line.backward_ms)),
         ("total", ms(line.total_ms)),
@@ -118,13 +116,11 @@ fn print(line: &Line, by_op: Option<Vec<PathRow>>) -> Result<()> {
         ("replayed FLOPs", format!("{:.1} %", line.predicted_overhead_percent)),
         ("loss", figure(line.loss, 6)),
         ("gradient norm", figure(line.grad_norm, 6)),
-    ] {
-        table.add_row([name.to_owned(), value]);
-    }
+    ];
     if line.loss_after.is_some() {
-        table.add_row(["loss after training".to_owned(), figure(line.loss_after, 6)]);
+        rows.push(("loss after training", figure(line.loss_after, 6)));
     }
-    report::print_line(&format!("{title}\n{table}"))?;
+    report::print_line(&format!("{title}\n{}", report::pairs(rows)))?;
     let Some(rows) = by_op else { return Ok(()) };
     let mut table = report::table(&["path", "forward ms", "backward ms", "replay ms"], &[0]);
     for row in rows {

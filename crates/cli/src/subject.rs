@@ -71,6 +71,11 @@ impl Subject {
 
     /// One step under a policy, and its gradients. With `profile`, the sample's stats have time per path.
     pub fn step(&self, policy: &NamedPolicy, profile: bool) -> Result<(Sample, Gradients)> {
+        self.step_holding(policy, profile, Vec::new())
+    }
+
+    /// A step during whose forward other tensors are held.
+    fn step_holding(&self, policy: &NamedPolicy, profile: bool, held: Vec<Tensor>) -> Result<(Sample, Gradients)> {
         let meter = self.device().meter();
         meter.reset_peak();
         let options =
@@ -80,6 +85,7 @@ impl Subject {
         let loss = self.model.loss(&tape, &self.tokens, &self.targets)?;
         let forward = start.elapsed();
         let saved_bytes = tape.saved_bytes();
+        drop(held);
         let start = Instant::now();
         let gradients = tape.backward(&loss)?;
         let backward = start.elapsed();
@@ -118,13 +124,14 @@ impl Subject {
     }
 
     /// High-water RSS of a step minus RSS before it. Meant for a process that has run nothing yet: memory freed earlier
-    /// would be reused unseen. Buffers for all gradients lie in the device's pool beforehand, as they do in training.
+    /// would be reused unseen. Buffers for all gradients are there before: held through forward, as in training that
+    /// keeps its gradients, and in the device's pool for backward to take.
     pub fn resident_delta(&self, policy: &NamedPolicy) -> Result<Option<u64>> {
         let parameters = self.model.parameters();
         let buffers = parameters.iter().map(|p| Tensor::full(self.device(), &p.shape(), p.dtype(), 0.0));
-        drop(buffers.collect::<Result<Vec<_>, _>>()?);
+        let buffers = buffers.collect::<Result<Vec<_>, _>>()?;
         let Some(before) = process::resident_bytes().filter(|_| process::reset_high_water()) else { return Ok(None) };
-        self.step(policy, false)?;
+        self.step_holding(policy, false, buffers)?;
         Ok(process::high_water_bytes().map(|high| high.saturating_sub(before)))
     }
 }
