@@ -373,6 +373,18 @@ fn a_fallback_to_full_precision_is_counted() {
     assert_eq!(tape.stats().full_precision_fallbacks, 1);
 }
 
+/// A value that only its own node would read goes with its node: it isn't quantized on the way out.
+#[test]
+fn a_dead_value_is_not_stored_first() {
+    let device = cpu();
+    let tape = Tape::new(&device);
+    let x = tape.leaf(&Tensor::from_slice(&device, &[2], &[1000.0f32, 1.0]).unwrap()).unwrap();
+    // exp reads its output, which holds an infinity.
+    drop(x.exp().unwrap().int8().unwrap());
+    assert_eq!((tape.node_count(), tape.stats().quantized), (1, 0));
+    assert!(tape.ledger().is_ok(), "nothing was parked");
+}
+
 /// Flaw 13: one replay fills all outputs that are still read, and never a stored one.
 #[test]
 fn outputs_of_one_node_may_have_different_marks() {

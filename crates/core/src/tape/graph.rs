@@ -384,7 +384,7 @@ impl Graph {
         true
     }
 
-    /// One handle less: with the last one the root settles, and nodes that nothing uses any more leave the tape.
+    /// One handle less: nodes that nothing uses any more leave the tape, and with its last handle the root settles.
     pub fn release_handle(&mut self, value: ValueKey) -> Option<PendingQuantize> {
         let v = self.values.get_mut(value)?;
         v.handles -= 1;
@@ -393,16 +393,16 @@ impl Graph {
         if last && root != value {
             self.values[value].live = None;
         }
-        let mut pending = None;
-        if self.values[root].root_handles == 0 {
-            if matches!(self.values[root].stored, Stored::Unsettled) && !self.consumed {
-                pending = self.settle(root);
-            }
-            self.values[root].live = None;
-        }
         if !self.consumed {
+            // First, so that a dead value, which only its own node would read, isn't stored on the way out.
             self.remove_dead(node);
         }
+        let v = self.values.get(root).filter(|v| v.root_handles == 0)?;
+        let pending = match v.stored {
+            Stored::Unsettled if !self.consumed => self.settle(root),
+            _ => None,
+        };
+        self.values[root].live = None;
         pending
     }
 
