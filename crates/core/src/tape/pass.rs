@@ -7,6 +7,7 @@
 use super::audit::Fingerprint;
 use super::graph::{Disposition, Graph, NodeKey, Quantized, Stored, ValueKey};
 use super::{Gradients, Tape, Var, Verify, dequantize, quantize};
+use crate::device::same_device;
 use crate::ops::{Backward, SavedSource, Slot, Spec};
 use crate::{Device, Error, Kind, Mark, Result, Tensor};
 use slotmap::SecondaryMap;
@@ -94,6 +95,7 @@ impl Tape {
                 let reason = "it depends on no leaf that requires a gradient; make one with `leaf` or `parameter`";
                 return Err(no_gradient(v, reason));
             }
+            same_device("backward_from", g.device(), &self.device())?;
             if Spec::of(g) != Spec::of(&v.tensor()?) {
                 return Err(no_gradient(
                     v,
