@@ -6,7 +6,7 @@
 
 use super::audit::Fingerprint;
 use super::graph::{Disposition, Graph, NodeKey, Quantized, Stored, ValueKey};
-use super::{Gradients, Tape, Var, Verify, dequantize, quantize};
+use super::{Gradients, NonFinite, Tape, Var, Verify, dequantize, quantize};
 use crate::device::same_device;
 use crate::ops::{Backward, SavedSource, Slot, Spec};
 use crate::{Device, Error, Kind, Mark, Result, Tensor};
@@ -438,12 +438,12 @@ impl<'a> Pass<'a> {
             Source::Ready(tensor) => return Ok(tensor),
             Source::Dequantize(quantized) => dequantize(&exec, &quantized)?,
             Source::RoundTrip(live, group) => {
-                let stored = quantize(&self.tape.exec(&self.device, Kind::Quantized), &live, group);
+                let stored = match quantize(&self.tape.exec(&self.device, Kind::Quantized), &live, group) {
+                    Err(Error::NonFinite { .. }) if self.tape.graph().keep_full(root) => return Ok(live),
+                    Err(Error::NonFinite { .. }) => return Err(Error::NonFinite { path: path.to_string(), op }),
+                    other => other?,
+                };
                 drop(live);
-                let stored = stored.map_err(|error| match error {
-                    Error::NonFinite { .. } => Error::NonFinite { path: path.to_string(), op },
-                    other => other,
-                })?;
                 dequantize(&exec, &stored)?
             }
         };
