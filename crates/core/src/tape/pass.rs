@@ -6,7 +6,7 @@
 
 use super::audit::Fingerprint;
 use super::graph::{Disposition, Graph, NodeKey, Quantized, Stored, ValueKey};
-use super::{Gradients, NonFinite, Tape, Var, Verify, dequantize, quantize};
+use super::{Gradients, Tape, Var, Verify, dequantize, quantize};
 use crate::device::same_device;
 use crate::ops::{Backward, SavedSource, Slot, Spec};
 use crate::{Device, Error, Kind, Mark, Result, Tensor};
