@@ -62,6 +62,8 @@ pub(crate) enum MarkSource {
 
 #[derive(Debug)]
 pub(crate) struct Value {
+    /// Unique on the tape, and the same whatever the marks.
+    pub id: u64,
     pub node: NodeKey,
     pub output: usize,
     /// The value whose storage this views; itself if it is no view.
@@ -94,6 +96,8 @@ pub(crate) struct Value {
     pub segment: Option<u32>,
     /// It outlived a segment scope.
     pub boundary: bool,
+    /// How a pass has read it, where other reads would give other bits: it keeps to this whatever is recorded later.
+    pub read_as: Option<Disposition>,
     pub audit: Option<Fingerprint>,
     pub quantization_error: Option<f64>,
 }
@@ -172,9 +176,12 @@ pub(crate) struct Graph {
     pub values: SlotMap<ValueKey, Value>,
     pub scopes: Vec<ScopeFrame>,
     pub next_sequence: u64,
+    pub next_value: u64,
     pub next_segment: u32,
+    pub next_scope: u64,
     pub random_counter: u64,
-    pub passes: u32,
+    /// The latest pass began here: marks of values recorded before are fixed.
+    pub marked_before: u64,
     pub consumed: bool,
     /// An error of a settling in `Drop`, returned by the next call.
     pub parked: Option<Error>,
@@ -195,9 +202,11 @@ impl Graph {
             values: SlotMap::with_key(),
             scopes: vec![ScopeFrame::top()],
             next_sequence: 0,
+            next_value: 0,
             next_segment: 0,
+            next_scope: 0,
             random_counter: 0,
-            passes: 0,
+            marked_before: 0,
             consumed: false,
             parked: None,
             parameters: HashMap::new(),
@@ -215,6 +224,11 @@ impl Graph {
         if self.consumed { Err(Error::TapeConsumed { what }) } else { Ok(()) }
     }
 
+    /// Leaves an error for the next call. Of several the first stays: it is nearest to the cause.
+    pub fn park(&mut self, error: Error) {
+        self.parked.get_or_insert(error);
+    }
+
     pub fn root(&self, value: ValueKey) -> ValueKey {
         self.values[value].root
     }
@@ -228,6 +242,11 @@ impl Graph {
             Some(Decision { mark, rule }) => (Some(mark), MarkSource::Rule(rule)),
             None => (None, MarkSource::Default),
         }
+    }
+
+    /// Whether a pass has begun since the value was recorded: its mark is fixed, so that the next pass gives the same bits.
+    pub fn mark_is_fixed(&self, value: ValueKey) -> bool {
+        self.nodes[self.values[value].node].sequence < self.marked_before
     }
 
     /// A rule decides for one value more or less.
@@ -304,7 +323,10 @@ impl Graph {
                 self.count_rule(source, 1);
                 may_drop_outside = self.may_drop_outside(level, &site);
             }
+            let id = self.next_value;
+            self.next_value += 1;
             let key = self.values.insert(Value {
+                id,
                 node,
                 output,
                 root: ValueKey::default(),
@@ -326,6 +348,7 @@ impl Graph {
                 requires_grad: requires_grad && spec.dtype.is_float(),
                 segment,
                 boundary: false,
+                read_as: None,
                 audit: None,
                 quantization_error: None,
             });
@@ -335,7 +358,7 @@ impl Graph {
             outputs.push(key);
             if value.visible {
                 self.count_handle(key, 1);
-                self.scopes[level].values.push(key);
+                self.scopes[level].note(key);
             }
             if self.wants_recipe(key) {
                 self.hold_recipe(key);
@@ -371,12 +394,18 @@ impl Graph {
         self.count_handle(value, 1);
     }
 
-    /// A new handle on a leaf of this tensor; false where the leaf is of another one (a parameter that was updated since).
-    pub fn reopen_leaf(&mut self, leaf: ValueKey, tensor: &Tensor) -> bool {
+    /// A new handle on a leaf of this tensor; false where the leaf is of another one (a parameter that was updated since,
+    /// another view of it, frozen or not).
+    pub fn reopen_leaf(&mut self, leaf: ValueKey, tensor: &Tensor, requires_grad: bool) -> bool {
         let v = &mut self.values[leaf];
-        match (&v.live, &v.stored) {
-            (Some(own), _) | (None, Stored::Full(own)) if !own.shares_storage(tensor) => return false,
-            _ => {}
+        let same = match (&v.live, &v.stored) {
+            (Some(own), _) | (None, Stored::Full(own)) => {
+                own.shares_storage(tensor) && own.layout() == tensor.layout() && own.dtype() == tensor.dtype()
+            }
+            _ => v.spec == Spec::of(tensor),
+        };
+        if !same || v.requires_grad != requires_grad {
+            return false;
         }
         v.live = Some(tensor.clone());
         v.stored = Stored::Unsettled;
@@ -384,7 +413,7 @@ impl Graph {
         true
     }
 
-    /// One handle less: with the last one the root settles, and nodes that nothing uses any more leave the tape.
+    /// One handle less: nodes that nothing uses any more leave the tape, and with its last handle the root settles.
     pub fn release_handle(&mut self, value: ValueKey) -> Option<PendingQuantize> {
         let v = self.values.get_mut(value)?;
         v.handles -= 1;
@@ -393,22 +422,25 @@ impl Graph {
         if last && root != value {
             self.values[value].live = None;
         }
-        let mut pending = None;
-        if self.values[root].root_handles == 0 {
-            if matches!(self.values[root].stored, Stored::Unsettled) && !self.consumed {
-                pending = self.settle(root);
-            }
-            self.values[root].live = None;
-        }
         if !self.consumed {
+            // First, so that a dead value, which only its own node would read, isn't stored on the way out.
             self.remove_dead(node);
         }
+        let v = self.values.get(root).filter(|v| v.root_handles == 0)?;
+        let pending = match v.stored {
+            Stored::Unsettled if !self.consumed => self.settle(root),
+            _ => None,
+        };
+        self.values[root].live = None;
         pending
     }
 
     /// What the mark asks for. Never a function of handles.
     pub fn disposition(&self, value: ValueKey) -> Disposition {
         let v = &self.values[value];
+        if let Some(fixed) = v.read_as {
+            return fixed;
+        }
         match v.mark {
             _ if v.exact => Disposition::Full,
             Some(Mark::Keep) => Disposition::Full,
@@ -477,12 +509,14 @@ impl Graph {
         };
         if self.wants_recipe(value) && !self.values[value].holds_recipe && gone(self) {
             let op = self.nodes[self.values[value].node].op_name();
-            let v = &mut self.values[value];
+            let v = &self.values[value];
             if v.mark == Some(Mark::Recompute) {
                 let reason =
                     "its inputs were freed before its scope closed; mark scopes before recording in them".into();
-                self.parked = Some(Error::MarkTooLate { mark: "recompute", path: v.path.to_string(), op, reason });
+                let error = Error::MarkTooLate { mark: "recompute", path: v.path.to_string(), op, reason };
+                self.park(error);
             }
+            let v = &mut self.values[value];
             (v.mark, v.may_drop_outside) = (Some(Mark::Keep), false);
         }
         self.update_recipe(value);
@@ -594,13 +628,20 @@ impl Graph {
                 self.stats.quantized += 1;
             }
             Ok(_) => {}
-            Err(Error::NonFinite { .. }) if self.options.non_finite == NonFinite::KeepFull => {
-                // From here on the value is as if marked Keep, so that a pass reads it so.
-                v.mark = Some(Mark::Keep);
-                self.stats.full_precision_fallbacks += 1;
-            }
-            Err(error) => self.parked = Some(error),
+            Err(Error::NonFinite { .. }) if self.keep_full(value) => {}
+            Err(error) => self.park(error),
         }
+    }
+
+    /// Where the tape was told so, a value that int8 can't hold is from here on as if marked Keep; a pass reads it so.
+    pub fn keep_full(&mut self, value: ValueKey) -> bool {
+        if self.options.non_finite == NonFinite::Error {
+            return false;
+        }
+        let v = &mut self.values[value];
+        (v.mark, v.read_as) = (Some(Mark::Keep), None);
+        self.stats.full_precision_fallbacks += 1;
+        true
     }
 
     /// Bytes that the tape stores for backward, each storage once; leaves, which the user owns, apart.

@@ -12,13 +12,14 @@ use crate::layout::Shape;
 use crate::mark::Int8Spec;
 use crate::ops::{Exec, Op, Outputs, Spec};
 use crate::{DType, Device, Error, Kernel, Kind, Mark, Policy, Result, Tensor};
-use graph::{Graph, MarkSource, NewNode, NewValue, PendingQuantize, Quantized, Stored, ValueKey};
+use graph::{Disposition, Graph, MarkSource, NewNode, NewValue, PendingQuantize, Quantized, Stored, ValueKey};
 pub use scope::{Scope, checkpoint};
 use smallvec::{SmallVec, smallvec};
 use std::cell::{Cell, RefCell, RefMut};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Names one parameter across tapes, so that however often a tape is asked for it, there is one leaf. Any number that is
@@ -105,6 +106,7 @@ pub struct Stats {
 }
 
 struct Shared {
+    identity: Arc<()>,
     graph: RefCell<Graph>,
     /// Handles that went while the graph was borrowed.
     dropped: RefCell<Vec<ValueKey>>,
@@ -135,6 +137,7 @@ impl Tape {
     /// A tape with options.
     pub fn with(device: &Device, options: TapeOptions) -> Tape {
         Tape(Rc::new(Shared {
+            identity: Arc::default(),
             graph: RefCell::new(Graph::new(device, options)),
             dropped: RefCell::new(Vec::new()),
             kernel_nanos: Cell::new(0),
@@ -170,8 +173,9 @@ impl Tape {
     pub fn parameter(&self, id: ParameterId, tensor: &Tensor, requires_grad: bool) -> Result<Var> {
         let mut graph = self.graph();
         graph.check("parameter")?;
+        same_device("parameter", tensor.device(), &graph.device)?;
         if let Some(&key) = graph.parameters.get(&id)
-            && graph.reopen_leaf(key, tensor)
+            && graph.reopen_leaf(key, tensor, requires_grad)
         {
             drop(graph);
             return Ok(Var { tape: self.clone(), key });
@@ -279,12 +283,15 @@ impl Tape {
             for save in rule.saves(&needs).iter().filter(|s| s.exact) {
                 if let crate::ops::Slot::In(i) = save.slot {
                     let root = &graph.values[graph.root(inputs[i].key)];
-                    if matches!(root.mark, Some(Mark::Int8(_))) && root.source == MarkSource::Value {
+                    let by_user = matches!(root.mark, Some(Mark::Int8(_))) && root.source == MarkSource::Value;
+                    let by_pass = root.read_as == Some(Disposition::Quantize);
+                    if by_user || by_pass {
+                        let earlier = if by_pass { ", and a pass has read it as int8" } else { "" };
                         return Err(Error::MarkNotAllowed {
                             mark: "int8",
                             path: root.path.to_string(),
                             op: graph.nodes[root.node].op_name(),
-                            reason: format!("{name} at `{path}` reads it exactly; mark it keep or recompute"),
+                            reason: format!("{name} at `{path}` reads it exactly{earlier}; mark it keep or recompute"),
                         });
                     }
                 }
@@ -351,16 +358,13 @@ impl Tape {
             let graph = self.graph();
             (graph.device.clone(), graph.options.measure_quantization)
         };
-        let result = quantize(&self.exec(&device, Kind::Quantized), &tensor, group).map_err(|error| match error {
-            Error::NonFinite { .. } => {
-                let graph = self.graph();
-                let v = &graph.values[value];
-                Error::NonFinite { path: v.path.to_string(), op: graph.nodes[v.node].op_name() }
-            }
-            other => other,
+        let result = quantize(&self.exec(&device, Kind::Quantized), &tensor, group).map_err(|error| {
+            let graph = self.graph();
+            let v = &graph.values[value];
+            error.of_value(&v.path, graph.nodes[v.node].op_name())
         });
         let error = match &result {
-            Ok(quantized) if measure && device.computes() => self.quantization_error(&device, &tensor, quantized).ok(),
+            Ok(quantized) if measure => self.quantization_error(&device, &tensor, quantized).ok(),
             _ => None,
         };
         let mut graph = self.graph();
@@ -371,9 +375,11 @@ impl Tape {
 
     /// Relative L2 distance of an int8 store from the original.
     fn quantization_error(&self, device: &Device, original: &Tensor, quantized: &Quantized) -> Result<f64> {
-        let stored = dequantize(&self.exec(device, Kind::Workspace), quantized)?.to_f64_vec()?;
+        // Both tensors on every device, so that a dry run takes the same memory.
+        let stored = dequantize(&self.exec(device, Kind::Workspace), quantized)?.cast(DType::F64, Kind::Workspace)?;
+        let original = original.cast(DType::F64, Kind::Workspace)?;
         let (mut error, mut norm) = (0.0, 0.0);
-        for (x, y) in original.to_f64_vec()?.into_iter().zip(stored) {
+        for (x, y) in original.to_vec::<f64>()?.into_iter().zip(stored.to_vec::<f64>()?) {
             error += (x - y) * (x - y);
             norm += x * x;
         }
@@ -393,25 +399,31 @@ impl Tape {
     }
 }
 
+const EMPTY_GROUP: &str = "a group needs at least 1 element; 64 is usual";
+
 fn allocate(exec: &Exec<'_>, promised: &Outputs) -> Result<SmallVec<[Tensor; 1]>> {
     promised.iter().map(|o| exec.empty_like(&o.spec)).collect()
 }
 
-/// Stores a tensor as int8. Fails where a group isn't finite.
+/// Stores a tensor as int8. Fails where a group isn't finite, or has no elements; the caller names the value.
 fn quantize(exec: &Exec<'_>, tensor: &Tensor, group: usize) -> Result<Quantized> {
+    let unnamed = (String::new(), "");
+    if group == 0 {
+        let (path, op) = unnamed;
+        return Err(Error::MarkNotAllowed { mark: "int8", path, op, reason: EMPTY_GROUP.into() });
+    }
     let spec = Spec::of(tensor);
-    let last = spec.shape.last().copied().unwrap_or(1);
     let mut scales: Shape = spec.shape.clone();
     match scales.last_mut() {
         Some(last) => *last = last.div_ceil(group),
         None => scales.push(1),
     }
-    debug_assert!(group > 0 && (last == 0 || scales.last() != Some(&0)));
     let q = exec.empty(&spec.shape, DType::U8)?;
     let scales = exec.empty(&scales, DType::F32)?;
     exec.run(Kernel::Quantize { x: tensor, group, q: &q, scales: &scales })?;
     if scales.device().computes() && scales.to_vec::<f32>()?.iter().any(|s| s.is_nan()) {
-        return Err(Error::NonFinite { path: String::new(), op: "" });
+        let (path, op) = unnamed;
+        return Err(Error::NonFinite { path, op });
     }
     Ok(Quantized { q, scales, group, spec })
 }
@@ -498,7 +510,7 @@ impl Var {
     /// Marks this value (a view marks the value that owns the storage), over any scope and policy.
     ///
     /// # Errors
-    /// [`Error::MarkTooLate`] once the value has settled or a pass has begun, and where a change from keep or int8 to
+    /// [`Error::MarkTooLate`] once the value has settled or a pass has begun since it was recorded, and where a change from keep or int8 to
     /// recompute finds an input gone. [`Error::MarkNotAllowed`] on leaves, integers, statistics (kept exactly), and for
     /// int8 where a reader needs the exact value.
     pub fn set_mark(&self, mark: Mark) -> Result<()> {
@@ -524,11 +536,11 @@ impl Var {
                 return Err(not_allowed("an op reads it exactly (tiled attention its q and k); keep or recompute it"));
             }
             if spec.group == 0 {
-                return Err(not_allowed("a group needs at least 1 element; 64 is usual"));
+                return Err(not_allowed(EMPTY_GROUP));
             }
         }
-        if graph.passes > 0 {
-            return Err(too_late("a backward pass has begun; mark before the first one".into()));
+        if graph.mark_is_fixed(root) {
+            return Err(too_late("a backward pass has begun since; mark before the first one".into()));
         }
         if !matches!(v.stored, Stored::Unsettled) {
             return Err(too_late("it has settled; mark it while you hold its first handle".into()));
@@ -578,15 +590,17 @@ impl Var {
 /// The gradients of one backward pass.
 #[derive(Debug, Default)]
 pub struct Gradients {
+    /// The tape's; another tape numbers its values alike.
+    identity: Arc<()>,
     // Ordered, so that they are freed in the same order on every run.
     by_value: BTreeMap<ValueKey, Tensor>,
     by_parameter: BTreeMap<ParameterId, Tensor>,
 }
 
 impl Gradients {
-    /// The gradient of a leaf; `None` where the loss doesn't depend on it.
+    /// The gradient of a leaf; `None` where the loss doesn't depend on it, as with a leaf of another tape.
     pub fn of(&self, leaf: &Var) -> Option<&Tensor> {
-        self.by_value.get(&leaf.key)
+        self.by_value.get(&leaf.key).filter(|_| Arc::ptr_eq(&self.identity, &leaf.tape.0.identity))
     }
     /// The gradient of a parameter; `None` where the loss doesn't depend on it.
     pub fn parameter(&self, id: ParameterId) -> Option<&Tensor> {

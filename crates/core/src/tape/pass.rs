@@ -7,6 +7,7 @@
 use super::audit::Fingerprint;
 use super::graph::{Disposition, Graph, NodeKey, Quantized, Stored, ValueKey};
 use super::{Gradients, Tape, Var, Verify, dequantize, quantize};
+use crate::device::same_device;
 use crate::ops::{Backward, SavedSource, Slot, Spec};
 use crate::{Device, Error, Kind, Mark, Result, Tensor};
 use slotmap::SecondaryMap;
@@ -94,6 +95,7 @@ impl Tape {
                 let reason = "it depends on no leaf that requires a gradient; make one with `leaf` or `parameter`";
                 return Err(no_gradient(v, reason));
             }
+            same_device("backward_from", g.device(), &self.device())?;
             if Spec::of(g) != Spec::of(&v.tensor()?) {
                 return Err(no_gradient(
                     v,
@@ -136,7 +138,7 @@ impl<'a> Pass<'a> {
     /// Counts the readers of this pass and decides what must be replayed.
     fn plan(tape: &'a Tape, seeds: &[(&Var, Tensor)], retain: bool) -> Pass<'a> {
         let mut graph = tape.graph();
-        graph.passes += 1;
+        graph.marked_before = graph.next_sequence;
         let mut values: SecondaryMap<ValueKey, PassValue> =
             graph.values.keys().map(|k| (k, PassValue::default())).collect();
         let mut nodes: SecondaryMap<NodeKey, PassNode> = graph.nodes.keys().map(|k| (k, PassNode::default())).collect();
@@ -190,11 +192,12 @@ impl<'a> Pass<'a> {
                 }
             }
         }
-        if !retain {
-            for (key, v) in graph.values.iter_mut() {
-                if values[key].readers == 0 {
-                    v.stored = Stored::Freed;
-                }
+        for (key, v) in graph.values.iter_mut() {
+            let part = &values[key];
+            if !retain && part.readers == 0 {
+                v.stored = Stored::Freed;
+            } else if part.readers > 0 && part.tainted && matches!(v.stored, Stored::Unsettled) {
+                v.read_as = Some(if part.replay { Disposition::Drop } else { Disposition::Quantize });
             }
         }
         let (device, verify) = (graph.device.clone(), graph.options.verify == Verify::Bits);
@@ -208,7 +211,7 @@ impl<'a> Pass<'a> {
             self.add_grad(v.key, g)?;
         }
         let order = self.tape.graph().in_recording_order();
-        let mut gradients = Gradients::default();
+        let mut gradients = Gradients { identity: self.tape.0.identity.clone(), ..Gradients::default() };
         for key in order.into_iter().rev() {
             if !self.nodes[key].reachable {
                 continue;
@@ -436,12 +439,11 @@ impl<'a> Pass<'a> {
             Source::Ready(tensor) => return Ok(tensor),
             Source::Dequantize(quantized) => dequantize(&exec, &quantized)?,
             Source::RoundTrip(live, group) => {
-                let stored = quantize(&self.tape.exec(&self.device, Kind::Quantized), &live, group);
+                let stored = match quantize(&self.tape.exec(&self.device, Kind::Quantized), &live, group) {
+                    Err(Error::NonFinite { .. }) if self.tape.graph().keep_full(root) => return Ok(live),
+                    other => other.map_err(|error| error.of_value(&path, op))?,
+                };
                 drop(live);
-                let stored = stored.map_err(|error| match error {
-                    Error::NonFinite { .. } => Error::NonFinite { path: path.to_string(), op },
-                    other => other,
-                })?;
                 dequantize(&exec, &stored)?
             }
         };

@@ -52,7 +52,9 @@ impl Graph {
         match (source, &self.options.policy) {
             (MarkSource::Value, _) => "value".into(),
             (MarkSource::Scope, _) => "scope".into(),
-            (MarkSource::Rule(rule), Some(policy)) => policy.rules()[rule].name.clone(),
+            (MarkSource::Rule(rule), Some(policy)) => {
+                policy.rules().get(rule).map_or_else(|| format!("rule {rule}"), |r| r.name.clone())
+            }
             (MarkSource::Default | MarkSource::Rule(_), _) => "default".into(),
         }
     }
@@ -101,7 +103,7 @@ impl Graph {
             }
         }
         let mut entries = Vec::new();
-        for (id, key) in self.roots().enumerate() {
+        for key in self.roots() {
             let v = &self.values[key];
             let node = &self.nodes[v.node];
             let owned_leaf = node.is_leaf() && self.is_held_by_tape_alone(key);
@@ -115,7 +117,7 @@ impl Graph {
             }
             let (recompute_flops, depth) = self.replay_cost(key);
             entries.push(LedgerEntry {
-                id: id as u64,
+                id: v.id,
                 path: v.path.to_string(),
                 op: node.op_name(),
                 shape: v.spec.shape.to_vec(),
@@ -171,7 +173,7 @@ impl Graph {
                 (Mark::Int8(spec), Stored::Unsettled) => {
                     let last = v.spec.shape.last().copied().unwrap_or(1).max(1);
                     let rows = v.spec.len() / last;
-                    (v.spec.len() + 4 * rows * last.div_ceil(spec.group)) as i64
+                    (v.spec.len() + 4 * rows * last.div_ceil(spec.group.max(1))) as i64
                 }
                 (Mark::Int8(_), _) => v.stored_bytes() as i64,
                 #[allow(unreachable_patterns)] // marks are open to more
@@ -246,11 +248,11 @@ impl Graph {
                 flops: node.flops,
                 traffic: node.traffic,
             };
-            let decision = self.options.policy.as_ref().and_then(|p| Some((p.mark(&site)?, p)));
-            if let Some((decision, policy)) = decision
+            let decision = self.options.policy.as_ref().and_then(|p| p.mark(&site));
+            if let Some(decision) = decision
                 && decision.mark != Mark::Keep
             {
-                *covered.entry(policy.rules()[decision.rule].name.clone()).or_default() += 1;
+                *covered.entry(self.rule_name(MarkSource::Rule(decision.rule))).or_default() += 1;
             }
         }
         for (subject, values) in covered {
