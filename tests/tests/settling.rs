@@ -939,7 +939,10 @@ fn wrong_use_is_an_error_that_says_what_is_right() {
     says(theirs.add(&x).unwrap_err(), &["another tape"]);
     let elsewhere = random(&cpu(), &[3], 1, DType::F32);
     says(tape.leaf(&elsewhere).unwrap_err(), &["different devices"]);
-    says(tape.backward_from(&[(&x, &random(&cpu(), &[3, 4], 1, DType::F32))], true).unwrap_err(), &["different devices"]);
+    says(
+        tape.backward_from(&[(&x, &random(&cpu(), &[3, 4], 1, DType::F32))], true).unwrap_err(),
+        &["different devices"],
+    );
     let loss = x.sum().unwrap();
     tape.backward(&loss).unwrap();
     says(tape.backward(&loss).unwrap_err(), &["consumed", "backward_retain"]);

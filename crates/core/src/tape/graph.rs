@@ -116,6 +116,8 @@ pub(crate) struct Node {
     pub requires_grad: bool,
     pub flops: u64,
     pub traffic: u64,
+    /// Time in forward kernels, where the tape profiles.
+    pub forward_nanos: u64,
     pub parameter: Option<ParameterId>,
     /// Outputs that hold this node's recipe.
     recipe_holders: u32,
@@ -296,6 +298,7 @@ impl Graph {
             requires_grad,
             flops: new.flops,
             traffic: new.traffic,
+            forward_nanos: 0,
             parameter: new.parameter,
             recipe_holders: 0,
             users: 0,
@@ -392,6 +395,29 @@ impl Graph {
     pub fn retain_handle(&mut self, value: ValueKey) {
         self.values[value].handles += 1;
         self.count_handle(value, 1);
+    }
+
+    /// Counts a node's forward time under the path of its first output.
+    pub fn add_forward_time(&mut self, output: ValueKey, nanos: u64) {
+        let value = &self.values[output];
+        self.nodes[value.node].forward_nanos = nanos;
+        self.stats.by_path.entry(value.path.to_string()).or_default().forward += nanos;
+    }
+
+    /// Moves a node's forward time to the path that its first output gets when it outlives its scope.
+    pub fn move_forward_time(&mut self, output: ValueKey, path: &str) {
+        let value = &self.values[output];
+        let nanos = self.nodes[value.node].forward_nanos;
+        if value.output != 0 || nanos == 0 {
+            return;
+        }
+        if let Some(time) = self.stats.by_path.get_mut(&*value.path) {
+            time.forward -= nanos;
+            if *time == Default::default() {
+                self.stats.by_path.remove(&*value.path);
+            }
+        }
+        self.stats.by_path.entry(path.to_string()).or_default().forward += nanos;
     }
 
     /// A new handle on a leaf of this tensor; false where the leaf is of another one (a parameter that was updated since,

@@ -318,9 +318,6 @@ impl Tape {
 
         let mut graph = self.graph();
         graph.stats.forward_flops += cost.flops;
-        if profile {
-            graph.stats.by_path.entry(path).or_default().forward += self.0.kernel_nanos.get() - before;
-        }
         let visible: SmallVec<[bool; 1]> = promised.iter().map(|o| !o.statistic).collect();
         let outputs = outputs
             .into_iter()
@@ -338,6 +335,9 @@ impl Tape {
             parameter: None,
             name,
         });
+        if profile {
+            graph.add_forward_time(keys[0], self.0.kernel_nanos.get() - before);
+        }
         drop(graph);
         for p in pending {
             self.quantize(p);

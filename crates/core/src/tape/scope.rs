@@ -176,6 +176,7 @@ fn close(graph: &mut Graph) {
             (value.mark, value.source, value.may_drop_outside) = (mark, source, may_drop_outside);
             graph.require_recipe(key);
         }
+        graph.move_forward_time(key, &path);
         let value = &mut graph.values[key];
         value.path = path.clone();
         if unsettled {
