@@ -364,13 +364,19 @@ fn an_error_in_drop_is_parked() {
 fn a_fallback_to_full_precision_is_counted() {
     let device = cpu();
     let options = TapeOptions { non_finite: retape_core::NonFinite::KeepFull, ..TapeOptions::default() };
-    let tape = Tape::with(&device, options);
-    let x = tape.leaf(&Tensor::from_slice(&device, &[2], &[1.0f32, f32::NAN]).unwrap()).unwrap();
-    let h = x.scale(1.0).unwrap().int8().unwrap();
-    let loss = h.square().unwrap().sum().unwrap();
-    drop(h);
-    tape.backward(&loss).unwrap();
-    assert_eq!(tape.stats().full_precision_fallbacks, 1);
+    // Whether a handle is held through backward or not.
+    for hold in [false, true] {
+        let tape = Tape::with(&device, options.clone());
+        let x = tape.leaf(&Tensor::from_slice(&device, &[2], &[1.0f32, f32::NAN]).unwrap()).unwrap();
+        let h = x.scale(1.0).unwrap().int8().unwrap();
+        let loss = h.square().unwrap().sum().unwrap();
+        let held = hold.then(|| h.clone());
+        drop(h);
+        tape.backward_retain(&loss).unwrap();
+        drop(held);
+        tape.backward(&loss).unwrap();
+        assert_eq!(tape.stats().full_precision_fallbacks, 1);
+    }
 }
 
 /// A value that only its own node would read goes with its node: it isn't quantized on the way out.

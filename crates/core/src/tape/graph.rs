@@ -594,13 +594,19 @@ impl Graph {
                 self.stats.quantized += 1;
             }
             Ok(_) => {}
-            Err(Error::NonFinite { .. }) if self.options.non_finite == NonFinite::KeepFull => {
-                // From here on the value is as if marked Keep, so that a pass reads it so.
-                v.mark = Some(Mark::Keep);
-                self.stats.full_precision_fallbacks += 1;
-            }
+            Err(Error::NonFinite { .. }) if self.keep_full(value) => {}
             Err(error) => self.parked = Some(error),
         }
+    }
+
+    /// Where the tape was told so, a value that int8 can't hold is from here on as if marked Keep; a pass reads it so.
+    pub fn keep_full(&mut self, value: ValueKey) -> bool {
+        if self.options.non_finite == NonFinite::Error {
+            return false;
+        }
+        self.values[value].mark = Some(Mark::Keep);
+        self.stats.full_precision_fallbacks += 1;
+        true
     }
 
     /// Bytes that the tape stores for backward, each storage once; leaves, which the user owns, apart.

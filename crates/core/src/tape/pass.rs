@@ -438,12 +438,12 @@ impl<'a> Pass<'a> {
             Source::Ready(tensor) => return Ok(tensor),
             Source::Dequantize(quantized) => dequantize(&exec, &quantized)?,
             Source::RoundTrip(live, group) => {
-                let stored = quantize(&self.tape.exec(&self.device, Kind::Quantized), &live, group);
+                let stored = match quantize(&self.tape.exec(&self.device, Kind::Quantized), &live, group) {
+                    Err(Error::NonFinite { .. }) if self.tape.graph().keep_full(root) => return Ok(live),
+                    Err(Error::NonFinite { .. }) => return Err(Error::NonFinite { path: path.to_string(), op }),
+                    other => other?,
+                };
                 drop(live);
-                let stored = stored.map_err(|error| match error {
-                    Error::NonFinite { .. } => Error::NonFinite { path: path.to_string(), op },
-                    other => other,
-                })?;
                 dequantize(&exec, &stored)?
             }
         };
