@@ -357,6 +357,16 @@ fn an_error_in_drop_is_parked() {
     assert!(matches!(&error, Error::NonFinite { path, op: "scale" } if path == "scale"), "{error}");
     // Reported once; then the value is read in full.
     assert!(tape.backward(&loss).is_ok());
+
+    // Of several errors the first is returned.
+    let tape = Tape::new(&device);
+    let x = tape.leaf(&Tensor::from_slice(&device, &[4], &values).unwrap()).unwrap();
+    let (a, b) = (x.scale(1.0).unwrap().int8().unwrap(), x.shift(1.0).unwrap().int8().unwrap());
+    let _loss = a.square().unwrap().add(&b.square().unwrap()).unwrap();
+    drop(a);
+    drop(b);
+    assert!(matches!(tape.ledger().unwrap_err(), Error::NonFinite { op: "scale", .. }));
+    assert!(tape.ledger().is_ok());
 }
 
 /// Flaw 12: a fallback to full precision is counted.

@@ -215,6 +215,11 @@ impl Graph {
         if self.consumed { Err(Error::TapeConsumed { what }) } else { Ok(()) }
     }
 
+    /// Leaves an error for the next call. Of several the first stays: it is nearest to the cause.
+    pub fn park(&mut self, error: Error) {
+        self.parked.get_or_insert(error);
+    }
+
     pub fn root(&self, value: ValueKey) -> ValueKey {
         self.values[value].root
     }
@@ -477,12 +482,14 @@ impl Graph {
         };
         if self.wants_recipe(value) && !self.values[value].holds_recipe && gone(self) {
             let op = self.nodes[self.values[value].node].op_name();
-            let v = &mut self.values[value];
+            let v = &self.values[value];
             if v.mark == Some(Mark::Recompute) {
                 let reason =
                     "its inputs were freed before its scope closed; mark scopes before recording in them".into();
-                self.parked = Some(Error::MarkTooLate { mark: "recompute", path: v.path.to_string(), op, reason });
+                let error = Error::MarkTooLate { mark: "recompute", path: v.path.to_string(), op, reason };
+                self.park(error);
             }
+            let v = &mut self.values[value];
             (v.mark, v.may_drop_outside) = (Some(Mark::Keep), false);
         }
         self.update_recipe(value);
@@ -595,7 +602,7 @@ impl Graph {
             }
             Ok(_) => {}
             Err(Error::NonFinite { .. }) if self.keep_full(value) => {}
-            Err(error) => self.parked = Some(error),
+            Err(error) => self.park(error),
         }
     }
 
