@@ -280,6 +280,24 @@ fn recording_goes_on_after_a_retained_pass() {
     assert!(matches!(l2.set_mark(Mark::Recompute), Err(Error::MarkTooLate { .. })));
 }
 
+/// A pass fixes the marks of what was recorded before it: a scope that closes later doesn't change the bits of the next.
+#[test]
+fn a_scope_closed_after_a_pass_keeps_the_marks() {
+    let device = cpu();
+    let tape = with_policy(&device, |path| (path == "s").then_some(INT8));
+    let x = leaf(&tape, &[4, 64], 1);
+    let scope = tape.scope("s");
+    let y = x.scale(3.0).unwrap();
+    let loss = y.gelu().unwrap().sum().unwrap();
+    let gradient = || tape.backward_retain(&loss).unwrap().of(&x).unwrap().to_bytes().unwrap();
+    let first = gradient();
+    drop(scope);
+    assert_eq!(gradient(), first);
+    assert!(matches!(y.set_mark(INT8), Err(Error::MarkTooLate { .. })));
+    // What is recorded after a pass may be marked.
+    x.gelu().unwrap().recompute().unwrap();
+}
+
 /// Flaw 8: shadowing doesn't drop. The dry run sees it, the ledger says who holds what, the lint says it.
 #[test]
 fn a_held_handle_is_in_the_ledger_and_the_lint() {

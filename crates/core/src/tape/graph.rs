@@ -174,7 +174,8 @@ pub(crate) struct Graph {
     pub next_sequence: u64,
     pub next_segment: u32,
     pub random_counter: u64,
-    pub passes: u32,
+    /// The latest pass began here: marks of values recorded before are fixed.
+    pub marked_before: u64,
     pub consumed: bool,
     /// An error of a settling in `Drop`, returned by the next call.
     pub parked: Option<Error>,
@@ -197,7 +198,7 @@ impl Graph {
             next_sequence: 0,
             next_segment: 0,
             random_counter: 0,
-            passes: 0,
+            marked_before: 0,
             consumed: false,
             parked: None,
             parameters: HashMap::new(),
@@ -233,6 +234,11 @@ impl Graph {
             Some(Decision { mark, rule }) => (Some(mark), MarkSource::Rule(rule)),
             None => (None, MarkSource::Default),
         }
+    }
+
+    /// Whether a pass has begun since the value was recorded: its mark is fixed, so that the next pass gives the same bits.
+    pub fn mark_is_fixed(&self, value: ValueKey) -> bool {
+        self.nodes[self.values[value].node].sequence < self.marked_before
     }
 
     /// A rule decides for one value more or less.

@@ -498,7 +498,7 @@ impl Var {
     /// Marks this value (a view marks the value that owns the storage), over any scope and policy.
     ///
     /// # Errors
-    /// [`Error::MarkTooLate`] once the value has settled or a pass has begun, and where a change from keep or int8 to
+    /// [`Error::MarkTooLate`] once the value has settled or a pass has begun since it was recorded, and where a change from keep or int8 to
     /// recompute finds an input gone. [`Error::MarkNotAllowed`] on leaves, integers, statistics (kept exactly), and for
     /// int8 where a reader needs the exact value.
     pub fn set_mark(&self, mark: Mark) -> Result<()> {
@@ -527,8 +527,8 @@ impl Var {
                 return Err(not_allowed("a group needs at least 1 element; 64 is usual"));
             }
         }
-        if graph.passes > 0 {
-            return Err(too_late("a backward pass has begun; mark before the first one".into()));
+        if graph.mark_is_fixed(root) {
+            return Err(too_late("a backward pass has begun since; mark before the first one".into()));
         }
         if !matches!(v.stored, Stored::Unsettled) {
             return Err(too_late("it has settled; mark it while you hold its first handle".into()));

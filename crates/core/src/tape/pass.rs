@@ -138,7 +138,7 @@ impl<'a> Pass<'a> {
     /// Counts the readers of this pass and decides what must be replayed.
     fn plan(tape: &'a Tape, seeds: &[(&Var, Tensor)], retain: bool) -> Pass<'a> {
         let mut graph = tape.graph();
-        graph.passes += 1;
+        graph.marked_before = graph.next_sequence;
         let mut values: SecondaryMap<ValueKey, PassValue> =
             graph.values.keys().map(|k| (k, PassValue::default())).collect();
         let mut nodes: SecondaryMap<NodeKey, PassNode> = graph.nodes.keys().map(|k| (k, PassNode::default())).collect();

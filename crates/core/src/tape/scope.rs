@@ -128,7 +128,7 @@ fn close(graph: &mut Graph) {
         let (op, flops, traffic, spec, output) =
             (node.op_name(), node.flops, node.traffic, value.spec.clone(), value.output);
         let unsettled = matches!(value.stored, Stored::Unsettled);
-        if is_root && !value.exact && unsettled && value.source != MarkSource::Value {
+        if is_root && !value.exact && unsettled && value.source != MarkSource::Value && !graph.mark_is_fixed(key) {
             let site = Site {
                 path: &frame.path,
                 op,
