@@ -298,6 +298,35 @@ fn a_scope_closed_after_a_pass_keeps_the_marks() {
     x.gelu().unwrap().recompute().unwrap();
 }
 
+/// Further recording doesn't change how a value behind an int8 one is read: equal bits for the same loss.
+#[test]
+fn recording_after_a_pass_keeps_the_bits() {
+    let device = cpu();
+    let tape = Tape::new(&device);
+    let x = leaf(&tape, &[4, 64], 1);
+    let a = x.scale(3.0).unwrap().int8().unwrap();
+    // Unmarked and not read yet: replayed through, from the dequantized `a`.
+    let h = a.scale(0.5).unwrap();
+    let k = h.scale(2.0).unwrap().recompute().unwrap();
+    let loss = k.square().unwrap().sum().unwrap();
+    drop((a, k));
+    let gradient = || tape.backward_retain(&loss).unwrap().of(&x).unwrap().to_bytes().unwrap();
+    let first = gradient();
+    let other = h.square().unwrap().sum().unwrap();
+    assert_eq!(gradient(), first);
+    drop(h);
+    assert_eq!(gradient(), first);
+    tape.backward_retain(&other).unwrap();
+
+    // A value that a pass has read as int8 can't be read exactly afterwards.
+    let tape = with_policy(&device, |path| (path == "scale").then_some(INT8));
+    let q = leaf(&tape, &[1, 4, 1, 8], 1).scale(2.0).unwrap();
+    let loss = q.square().unwrap().sum().unwrap();
+    tape.backward_retain(&loss).unwrap();
+    let error = q.attention(&q, &q, 1.0, true, 0.0).unwrap_err();
+    assert!(matches!(&error, Error::MarkNotAllowed { path, .. } if path == "scale"), "{error}");
+}
+
 /// Flaw 8: shadowing doesn't drop. The dry run sees it, the ledger says who holds what, the lint says it.
 #[test]
 fn a_held_handle_is_in_the_ledger_and_the_lint() {

@@ -94,6 +94,8 @@ pub(crate) struct Value {
     pub segment: Option<u32>,
     /// It outlived a segment scope.
     pub boundary: bool,
+    /// How a pass has read it, where other reads would give other bits: it keeps to this whatever is recorded later.
+    pub read_as: Option<Disposition>,
     pub audit: Option<Fingerprint>,
     pub quantization_error: Option<f64>,
 }
@@ -337,6 +339,7 @@ impl Graph {
                 requires_grad: requires_grad && spec.dtype.is_float(),
                 segment,
                 boundary: false,
+                read_as: None,
                 audit: None,
                 quantization_error: None,
             });
@@ -420,6 +423,9 @@ impl Graph {
     /// What the mark asks for. Never a function of handles.
     pub fn disposition(&self, value: ValueKey) -> Disposition {
         let v = &self.values[value];
+        if let Some(fixed) = v.read_as {
+            return fixed;
+        }
         match v.mark {
             _ if v.exact => Disposition::Full,
             Some(Mark::Keep) => Disposition::Full,
@@ -617,7 +623,8 @@ impl Graph {
         if self.options.non_finite == NonFinite::Error {
             return false;
         }
-        self.values[value].mark = Some(Mark::Keep);
+        let v = &mut self.values[value];
+        (v.mark, v.read_as) = (Some(Mark::Keep), None);
         self.stats.full_precision_fallbacks += 1;
         true
     }

@@ -12,7 +12,7 @@ use crate::layout::Shape;
 use crate::mark::Int8Spec;
 use crate::ops::{Exec, Op, Outputs, Spec};
 use crate::{DType, Device, Error, Kernel, Kind, Mark, Policy, Result, Tensor};
-use graph::{Graph, MarkSource, NewNode, NewValue, PendingQuantize, Quantized, Stored, ValueKey};
+use graph::{Disposition, Graph, MarkSource, NewNode, NewValue, PendingQuantize, Quantized, Stored, ValueKey};
 pub use scope::{Scope, checkpoint};
 use smallvec::{SmallVec, smallvec};
 use std::cell::{Cell, RefCell, RefMut};
@@ -279,12 +279,15 @@ impl Tape {
             for save in rule.saves(&needs).iter().filter(|s| s.exact) {
                 if let crate::ops::Slot::In(i) = save.slot {
                     let root = &graph.values[graph.root(inputs[i].key)];
-                    if matches!(root.mark, Some(Mark::Int8(_))) && root.source == MarkSource::Value {
+                    let by_user = matches!(root.mark, Some(Mark::Int8(_))) && root.source == MarkSource::Value;
+                    let by_pass = root.read_as == Some(Disposition::Quantize);
+                    if by_user || by_pass {
+                        let earlier = if by_pass { ", and a pass has read it as int8" } else { "" };
                         return Err(Error::MarkNotAllowed {
                             mark: "int8",
                             path: root.path.to_string(),
                             op: graph.nodes[root.node].op_name(),
-                            reason: format!("{name} at `{path}` reads it exactly; mark it keep or recompute"),
+                            reason: format!("{name} at `{path}` reads it exactly{earlier}; mark it keep or recompute"),
                         });
                     }
                 }

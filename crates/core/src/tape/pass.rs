@@ -192,11 +192,12 @@ impl<'a> Pass<'a> {
                 }
             }
         }
-        if !retain {
-            for (key, v) in graph.values.iter_mut() {
-                if values[key].readers == 0 {
-                    v.stored = Stored::Freed;
-                }
+        for (key, v) in graph.values.iter_mut() {
+            let part = &values[key];
+            if !retain && part.readers == 0 {
+                v.stored = Stored::Freed;
+            } else if part.readers > 0 && part.tainted && matches!(v.stored, Stored::Unsettled) {
+                v.read_as = Some(if part.replay { Disposition::Drop } else { Disposition::Quantize });
             }
         }
         let (device, verify) = (graph.device.clone(), graph.options.verify == Verify::Bits);
