@@ -545,6 +545,28 @@ fn leaves_are_kept_and_may_be_replaced_outside() {
     }
 }
 
+/// Another view of a parameter, or the same one frozen, is another leaf.
+#[test]
+fn a_parameter_asked_for_otherwise_is_another_leaf() {
+    let device = cpu();
+    let tape = Tape::new(&device);
+    let (id, t) = (retape_core::ParameterId(7), random(&device, &[2, 3], 1, DType::F32));
+    let frozen = tape.parameter(id, &t, false).unwrap();
+    let trained = tape.parameter(id, &t, true).unwrap();
+    assert_eq!((frozen.requires_grad(), trained.requires_grad()), (false, true));
+    let turned = tape.parameter(id, &t.transpose(0, 1).unwrap(), true).unwrap();
+    assert_eq!(turned.shape()[..], [3, 2]);
+    assert_eq!((trained.shape(), trained.tensor().unwrap().shape()), ([2, 3][..].into(), &[2, 3][..]));
+    assert_eq!(tape.node_count(), 3);
+    // Also where the tape holds nothing of the leaf any more.
+    let tape = with_policy(&device, |_| Some(Mark::Keep));
+    let _sum = tape.parameter(id, &t, true).unwrap().sum().unwrap();
+    let other = random(&device, &[4], 2, DType::F32);
+    assert_eq!(tape.parameter(id, &other, true).unwrap().shape()[..], [4]);
+    let elsewhere = random(&cpu(), &[2, 3], 1, DType::F32);
+    assert!(matches!(tape.parameter(id, &elsewhere, true), Err(Error::DeviceMismatch { .. })));
+}
+
 /// Flaw 17: a view may hold much more than it shows; the lint says so.
 #[test]
 fn a_small_view_of_a_large_value_is_lint() {

@@ -385,12 +385,18 @@ impl Graph {
         self.count_handle(value, 1);
     }
 
-    /// A new handle on a leaf of this tensor; false where the leaf is of another one (a parameter that was updated since).
-    pub fn reopen_leaf(&mut self, leaf: ValueKey, tensor: &Tensor) -> bool {
+    /// A new handle on a leaf of this tensor; false where the leaf is of another one (a parameter that was updated since,
+    /// another view of it, frozen or not).
+    pub fn reopen_leaf(&mut self, leaf: ValueKey, tensor: &Tensor, requires_grad: bool) -> bool {
         let v = &mut self.values[leaf];
-        match (&v.live, &v.stored) {
-            (Some(own), _) | (None, Stored::Full(own)) if !own.shares_storage(tensor) => return false,
-            _ => {}
+        let same = match (&v.live, &v.stored) {
+            (Some(own), _) | (None, Stored::Full(own)) => {
+                own.shares_storage(tensor) && own.layout() == tensor.layout() && own.dtype() == tensor.dtype()
+            }
+            _ => v.spec == Spec::of(tensor),
+        };
+        if !same || v.requires_grad != requires_grad {
+            return false;
         }
         v.live = Some(tensor.clone());
         v.stored = Stored::Unsettled;

@@ -170,8 +170,9 @@ impl Tape {
     pub fn parameter(&self, id: ParameterId, tensor: &Tensor, requires_grad: bool) -> Result<Var> {
         let mut graph = self.graph();
         graph.check("parameter")?;
+        same_device("parameter", tensor.device(), &graph.device)?;
         if let Some(&key) = graph.parameters.get(&id)
-            && graph.reopen_leaf(key, tensor)
+            && graph.reopen_leaf(key, tensor, requires_grad)
         {
             drop(graph);
             return Ok(Var { tape: self.clone(), key });
