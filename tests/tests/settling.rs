@@ -653,6 +653,22 @@ fn a_scope_s_output_is_marked_outside() {
 }
 
 #[test]
+fn scopes_dropped_out_of_order_close_once() {
+    let device = cpu();
+    let tape = Tape::new(&device);
+    let x = leaf(&tape, &[2], 1);
+    let (outer, inner) = (tape.scope("outer"), tape.scope("inner"));
+    drop(outer);
+    let _others = (tape.scope("a"), tape.scope("b"));
+    // `inner` closed with `outer`: this isn't the scope at its depth any more.
+    let inner = inner.mark(Mark::Recompute);
+    let error = x.scale(2.0).unwrap_err();
+    assert!(matches!(&error, Error::MarkTooLate { path, .. } if path == "outer.inner"), "{error}");
+    drop(inner);
+    assert_eq!(x.scale(2.0).unwrap().path(), "a.b.scale");
+}
+
+#[test]
 fn checkpoint_is_a_scope_that_recomputes() {
     let device = cpu();
     let run = |marked: bool| {

@@ -175,6 +175,7 @@ pub(crate) struct Graph {
     pub scopes: Vec<ScopeFrame>,
     pub next_sequence: u64,
     pub next_segment: u32,
+    pub next_scope: u64,
     pub random_counter: u64,
     /// The latest pass began here: marks of values recorded before are fixed.
     pub marked_before: u64,
@@ -199,6 +200,7 @@ impl Graph {
             scopes: vec![ScopeFrame::top()],
             next_sequence: 0,
             next_segment: 0,
+            next_scope: 0,
             random_counter: 0,
             marked_before: 0,
             consumed: false,
