@@ -872,7 +872,9 @@ fn wrong_use_is_an_error_that_says_what_is_right() {
     let constant = tape.constant(&random(&device, &[1], 1, DType::F32)).unwrap();
     says(tape.backward(&constant).unwrap_err(), &["no leaf that requires a gradient"]);
     let other = Tape::new(&device);
-    says(leaf(&other, &[3, 4], 1).add(&x).unwrap_err(), &["another tape"]);
+    let theirs = leaf(&other, &[3, 4], 1);
+    assert!(tape.backward_retain(&x.sum().unwrap()).unwrap().of(&theirs).is_none());
+    says(theirs.add(&x).unwrap_err(), &["another tape"]);
     let elsewhere = random(&cpu(), &[3], 1, DType::F32);
     says(tape.leaf(&elsewhere).unwrap_err(), &["different devices"]);
     says(tape.backward_from(&[(&x, &random(&cpu(), &[3, 4], 1, DType::F32))], true).unwrap_err(), &["different devices"]);

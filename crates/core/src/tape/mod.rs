@@ -19,6 +19,7 @@ use std::cell::{Cell, RefCell, RefMut};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Names one parameter across tapes, so that however often a tape is asked for it, there is one leaf. Any number that is
@@ -105,6 +106,7 @@ pub struct Stats {
 }
 
 struct Shared {
+    identity: Arc<()>,
     graph: RefCell<Graph>,
     /// Handles that went while the graph was borrowed.
     dropped: RefCell<Vec<ValueKey>>,
@@ -135,6 +137,7 @@ impl Tape {
     /// A tape with options.
     pub fn with(device: &Device, options: TapeOptions) -> Tape {
         Tape(Rc::new(Shared {
+            identity: Arc::default(),
             graph: RefCell::new(Graph::new(device, options)),
             dropped: RefCell::new(Vec::new()),
             kernel_nanos: Cell::new(0),
@@ -582,15 +585,17 @@ impl Var {
 /// The gradients of one backward pass.
 #[derive(Debug, Default)]
 pub struct Gradients {
+    /// The tape's; another tape numbers its values alike.
+    identity: Arc<()>,
     // Ordered, so that they are freed in the same order on every run.
     by_value: BTreeMap<ValueKey, Tensor>,
     by_parameter: BTreeMap<ParameterId, Tensor>,
 }
 
 impl Gradients {
-    /// The gradient of a leaf; `None` where the loss doesn't depend on it.
+    /// The gradient of a leaf; `None` where the loss doesn't depend on it, as with a leaf of another tape.
     pub fn of(&self, leaf: &Var) -> Option<&Tensor> {
-        self.by_value.get(&leaf.key)
+        self.by_value.get(&leaf.key).filter(|_| Arc::ptr_eq(&self.identity, &leaf.tape.0.identity))
     }
     /// The gradient of a parameter; `None` where the loss doesn't depend on it.
     pub fn parameter(&self, id: ParameterId) -> Option<&Tensor> {

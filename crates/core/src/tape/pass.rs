@@ -211,7 +211,7 @@ impl<'a> Pass<'a> {
             self.add_grad(v.key, g)?;
         }
         let order = self.tape.graph().in_recording_order();
-        let mut gradients = Gradients::default();
+        let mut gradients = Gradients { identity: self.tape.0.identity.clone(), ..Gradients::default() };
         for key in order.into_iter().rev() {
             if !self.nodes[key].reachable {
                 continue;
