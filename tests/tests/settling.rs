@@ -777,6 +777,23 @@ fn the_ledger_is_the_meter_and_the_dry_run() {
     assert!(real.values.iter().any(|v| v.mark == "int8" && v.stored_bytes < v.bytes));
 }
 
+#[test]
+fn measuring_the_quantization_takes_the_same_memory_dry() {
+    let run = |device: &Device| {
+        device.meter().reset_peak();
+        let tape = Tape::with(device, TapeOptions { measure_quantization: true, ..TapeOptions::default() });
+        let h = leaf(&tape, &[64, 64], 1).scale(2.0).unwrap().int8().unwrap();
+        let loss = h.square().unwrap().sum().unwrap();
+        drop(h);
+        let measured = tape.ledger().unwrap().values[0].quantization_error;
+        tape.backward(&loss).unwrap();
+        (measured, device.meter().peak(), device.meter().fingerprint())
+    };
+    let ((measured, peak, events), dry) = (run(&cpu()), run(&meta()));
+    assert!(measured.is_some_and(|e| e > 0.0 && e < 0.02), "{measured:?}");
+    assert_eq!(dry, (None, peak, events));
+}
+
 /// A leaf that only the tape holds any more is the tape's memory.
 #[test]
 fn a_leaf_given_away_is_in_the_ledger() {

@@ -367,7 +367,7 @@ impl Tape {
             other => other,
         });
         let error = match &result {
-            Ok(quantized) if measure && device.computes() => self.quantization_error(&device, &tensor, quantized).ok(),
+            Ok(quantized) if measure => self.quantization_error(&device, &tensor, quantized).ok(),
             _ => None,
         };
         let mut graph = self.graph();
@@ -378,9 +378,11 @@ impl Tape {
 
     /// Relative L2 distance of an int8 store from the original.
     fn quantization_error(&self, device: &Device, original: &Tensor, quantized: &Quantized) -> Result<f64> {
-        let stored = dequantize(&self.exec(device, Kind::Workspace), quantized)?.to_f64_vec()?;
+        // Both tensors on every device, so that a dry run takes the same memory.
+        let stored = dequantize(&self.exec(device, Kind::Workspace), quantized)?.cast(DType::F64, Kind::Workspace)?;
+        let original = original.cast(DType::F64, Kind::Workspace)?;
         let (mut error, mut norm) = (0.0, 0.0);
-        for (x, y) in original.to_f64_vec()?.into_iter().zip(stored) {
+        for (x, y) in original.to_vec::<f64>()?.into_iter().zip(stored.to_vec::<f64>()?) {
             error += (x - y) * (x - y);
             norm += x * x;
         }
