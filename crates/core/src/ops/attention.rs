@@ -22,6 +22,7 @@ impl Rule for Attention {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(3, inputs)?;
         let dtype = one_float_dtype(inputs)?;
         super::dropout::check_probability(self.0.dropout)?;
         let (q, k, v) = (&inputs[0].shape, &inputs[1].shape, &inputs[2].shape);

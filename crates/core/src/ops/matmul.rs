@@ -18,6 +18,7 @@ impl Rule for Matmul {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(2, inputs)?;
         let dtype = one_float_dtype(inputs)?;
         let (a, b) = (&inputs[0].shape, &inputs[1].shape);
         if a.len() < 2 || b.len() < 2 {
@@ -131,6 +132,7 @@ impl Rule for Linear {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(2 + self.bias as usize, inputs)?;
         let dtype = one_float_dtype(inputs)?;
         let (x, w) = (&inputs[0].shape, &inputs[1].shape);
         let layout = if self.transposed { "[out, in]" } else { "[in, out]" };

@@ -410,6 +410,12 @@ pub(crate) fn one_float_dtype(inputs: &[Spec]) -> Result<DType, String> {
     }
 }
 
+/// Fails unless there are `n` inputs.
+pub(crate) fn takes(n: usize, inputs: &[Spec]) -> Result<(), String> {
+    let given = inputs.len();
+    if given == n { Ok(()) } else { Err(format!("takes {n} input{}, got {given}", if n == 1 { "" } else { "s" })) }
+}
+
 /// One output of this spec.
 pub(crate) fn one(spec: Spec) -> Outputs {
     smallvec![Output { spec, statistic: false }]

@@ -47,6 +47,7 @@ impl Rule for ReduceOp {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(1, inputs)?;
         let dtype = one_float_dtype(inputs)?;
         let x = &inputs[0].shape;
         if let Some(d) = self.dims.iter().find(|&&d| d >= x.len()) {
