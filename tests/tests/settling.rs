@@ -1,6 +1,6 @@
 //! How a value settles: the flaws of a first wording of the rule, each as a test, and what the marks promise.
 
-use retape_core::ops::Op;
+use retape_core::ops::{Op, reduce};
 use retape_core::{
     DType, Decision, Device, Error, Int8Spec, Kind, Mark, Origin, Policy, Result, RuleInfo, Site, Tape, TapeOptions,
     Tensor, Var, Verify, checkpoint, meta,
@@ -882,6 +882,12 @@ fn wrong_use_is_an_error_that_says_what_is_right() {
     says(x.sum_dims(&[2], false).unwrap_err(), &["sum", "dimension 2", "rank 2"]);
     says(x.dropout(1.0).unwrap_err(), &["dropout", "[0, 1)"]);
     says(x.add(&x.cast(DType::F64).unwrap()).unwrap_err(), &["add", "f32", "f64", "cast"]);
+    let twice = reduce::ReduceOp { f: reduce::Reduction::Mean, dims: [0, 0].into_iter().collect(), keepdim: false };
+    says(x.apply(twice, &[]).unwrap_err(), &["mean", "without repeats", "[0, 0]"]);
+    let q = x.reshape(&[1, 3, 1, 4]).unwrap();
+    for scale in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        says(q.attention(&q, &q, scale, true, 0.0).unwrap_err(), &["attention", "positive", &scale.to_string()]);
+    }
     let ids = tape.constant(&Tensor::from_slice(&device, &[2], &[0i64, 3]).unwrap()).unwrap();
     says(x.embedding(&ids).unwrap_err(), &["embedding", "3"]);
     says(tape.leaf(&Tensor::from_slice(&device, &[2], &[0i64, 3]).unwrap()).unwrap_err(), &["i64", "constant"]);
