@@ -416,6 +416,25 @@ fn an_error_in_drop_is_parked() {
     assert!(tape.ledger().is_ok());
 }
 
+/// A scope or policy may ask for int8 in groups of nothing; the value stays full.
+#[test]
+fn an_empty_int8_group_is_an_error() {
+    let device = cpu();
+    let tape = Tape::new(&device);
+    let x = leaf(&tape, &[2, 4], 1);
+    let _scope = tape.scope("s").mark(Mark::Int8(Int8Spec { group: 0, ..Int8Spec::default() }));
+    let y = x.scale(2.0).unwrap();
+    let loss = y.square().unwrap().sum().unwrap();
+    let refuses = |error: Error, value: &str| {
+        assert!(matches!(&error, Error::MarkNotAllowed { path, .. } if path == value), "{error}");
+    };
+    refuses(tape.ledger().unwrap_err(), "s.square");
+    assert!(tape.ledger().is_ok());
+    drop(y);
+    refuses(tape.backward(&loss).unwrap_err(), "s.scale");
+    assert!(tape.backward(&loss).is_ok());
+}
+
 /// Flaw 12: a fallback to full precision is counted.
 #[test]
 fn a_fallback_to_full_precision_is_counted() {

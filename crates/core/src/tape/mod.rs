@@ -358,13 +358,10 @@ impl Tape {
             let graph = self.graph();
             (graph.device.clone(), graph.options.measure_quantization)
         };
-        let result = quantize(&self.exec(&device, Kind::Quantized), &tensor, group).map_err(|error| match error {
-            Error::NonFinite { .. } => {
-                let graph = self.graph();
-                let v = &graph.values[value];
-                Error::NonFinite { path: v.path.to_string(), op: graph.nodes[v.node].op_name() }
-            }
-            other => other,
+        let result = quantize(&self.exec(&device, Kind::Quantized), &tensor, group).map_err(|error| {
+            let graph = self.graph();
+            let v = &graph.values[value];
+            error.of_value(&v.path, graph.nodes[v.node].op_name())
         });
         let error = match &result {
             Ok(quantized) if measure => self.quantization_error(&device, &tensor, quantized).ok(),
@@ -402,20 +399,24 @@ impl Tape {
     }
 }
 
+const EMPTY_GROUP: &str = "a group needs at least 1 element; 64 is usual";
+
 fn allocate(exec: &Exec<'_>, promised: &Outputs) -> Result<SmallVec<[Tensor; 1]>> {
     promised.iter().map(|o| exec.empty_like(&o.spec)).collect()
 }
 
-/// Stores a tensor as int8. Fails where a group isn't finite.
+/// Stores a tensor as int8. Fails where a group isn't finite, or has no elements; the caller names the value.
 fn quantize(exec: &Exec<'_>, tensor: &Tensor, group: usize) -> Result<Quantized> {
+    if group == 0 {
+        let reason = EMPTY_GROUP.into();
+        return Err(Error::MarkNotAllowed { mark: "int8", path: String::new(), op: "", reason });
+    }
     let spec = Spec::of(tensor);
-    let last = spec.shape.last().copied().unwrap_or(1);
     let mut scales: Shape = spec.shape.clone();
     match scales.last_mut() {
         Some(last) => *last = last.div_ceil(group),
         None => scales.push(1),
     }
-    debug_assert!(group > 0 && (last == 0 || scales.last() != Some(&0)));
     let q = exec.empty(&spec.shape, DType::U8)?;
     let scales = exec.empty(&scales, DType::F32)?;
     exec.run(Kernel::Quantize { x: tensor, group, q: &q, scales: &scales })?;
@@ -533,7 +534,7 @@ impl Var {
                 return Err(not_allowed("an op reads it exactly (tiled attention its q and k); keep or recompute it"));
             }
             if spec.group == 0 {
-                return Err(not_allowed("a group needs at least 1 element; 64 is usual"));
+                return Err(not_allowed(EMPTY_GROUP));
             }
         }
         if graph.mark_is_fixed(root) {

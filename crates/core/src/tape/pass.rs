@@ -441,8 +441,7 @@ impl<'a> Pass<'a> {
             Source::RoundTrip(live, group) => {
                 let stored = match quantize(&self.tape.exec(&self.device, Kind::Quantized), &live, group) {
                     Err(Error::NonFinite { .. }) if self.tape.graph().keep_full(root) => return Ok(live),
-                    Err(Error::NonFinite { .. }) => return Err(Error::NonFinite { path: path.to_string(), op }),
-                    other => other?,
+                    other => other.map_err(|error| error.of_value(&path, op))?,
                 };
                 drop(live);
                 dequantize(&exec, &stored)?
