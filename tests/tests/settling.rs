@@ -851,6 +851,17 @@ fn marks_that_save_nothing_are_lint_and_unmatched_rules_an_error() {
     assert!(lint.iter().any(|l| l.code == "mark-saves-nothing" && l.subject == "add"), "{lint:?}");
 }
 
+/// A policy whose decision points past its rules.
+#[test]
+fn a_decision_without_a_rule_is_named_by_its_number() {
+    let device = meta();
+    let policy: Rc<dyn Policy> = Rc::new(ByPath(|_: &str| Some(Mark::Recompute), vec![]));
+    let tape = Tape::with(&device, TapeOptions { policy: Some(policy), ..TapeOptions::default() });
+    let h = leaf(&tape, &[2, 2], 1).scale(2.0).unwrap();
+    let _loss = h.layer_norm(None, None, 1e-5).unwrap();
+    assert_eq!(tape.ledger().unwrap().get("scale").unwrap().rule, "rule 0");
+}
+
 #[test]
 fn what_needs_no_gradient_saves_nothing() {
     let device = cpu();

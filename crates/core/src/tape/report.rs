@@ -52,7 +52,9 @@ impl Graph {
         match (source, &self.options.policy) {
             (MarkSource::Value, _) => "value".into(),
             (MarkSource::Scope, _) => "scope".into(),
-            (MarkSource::Rule(rule), Some(policy)) => policy.rules()[rule].name.clone(),
+            (MarkSource::Rule(rule), Some(policy)) => {
+                policy.rules().get(rule).map_or_else(|| format!("rule {rule}"), |r| r.name.clone())
+            }
             (MarkSource::Default | MarkSource::Rule(_), _) => "default".into(),
         }
     }
@@ -246,11 +248,11 @@ impl Graph {
                 flops: node.flops,
                 traffic: node.traffic,
             };
-            let decision = self.options.policy.as_ref().and_then(|p| Some((p.mark(&site)?, p)));
-            if let Some((decision, policy)) = decision
+            let decision = self.options.policy.as_ref().and_then(|p| p.mark(&site));
+            if let Some(decision) = decision
                 && decision.mark != Mark::Keep
             {
-                *covered.entry(policy.rules()[decision.rule].name.clone()).or_default() += 1;
+                *covered.entry(self.rule_name(MarkSource::Rule(decision.rule))).or_default() += 1;
             }
         }
         for (subject, values) in covered {
