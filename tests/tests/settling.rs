@@ -813,6 +813,18 @@ fn measuring_the_quantization_takes_the_same_memory_dry() {
     assert_eq!(dry, (None, peak, events));
 }
 
+#[test]
+fn a_value_keeps_its_id_in_every_ledger() {
+    let tape = Tape::new(&meta());
+    let x = leaf(&tape, &[4], 1);
+    let (a, b) = (x.exp().unwrap(), x.tanh().unwrap());
+    let id = || tape.ledger().unwrap().get("tanh").unwrap().id;
+    let first = id();
+    drop(a);
+    assert_eq!(id(), first);
+    drop(b);
+}
+
 /// A leaf that only the tape holds any more is the tape's memory.
 #[test]
 fn a_leaf_given_away_is_in_the_ledger() {

@@ -62,6 +62,8 @@ pub(crate) enum MarkSource {
 
 #[derive(Debug)]
 pub(crate) struct Value {
+    /// Unique on the tape, and the same whatever the marks.
+    pub id: u64,
     pub node: NodeKey,
     pub output: usize,
     /// The value whose storage this views; itself if it is no view.
@@ -174,6 +176,7 @@ pub(crate) struct Graph {
     pub values: SlotMap<ValueKey, Value>,
     pub scopes: Vec<ScopeFrame>,
     pub next_sequence: u64,
+    pub next_value: u64,
     pub next_segment: u32,
     pub next_scope: u64,
     pub random_counter: u64,
@@ -199,6 +202,7 @@ impl Graph {
             values: SlotMap::with_key(),
             scopes: vec![ScopeFrame::top()],
             next_sequence: 0,
+            next_value: 0,
             next_segment: 0,
             next_scope: 0,
             random_counter: 0,
@@ -319,7 +323,10 @@ impl Graph {
                 self.count_rule(source, 1);
                 may_drop_outside = self.may_drop_outside(level, &site);
             }
+            let id = self.next_value;
+            self.next_value += 1;
             let key = self.values.insert(Value {
+                id,
                 node,
                 output,
                 root: ValueKey::default(),

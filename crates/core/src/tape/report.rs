@@ -103,7 +103,7 @@ impl Graph {
             }
         }
         let mut entries = Vec::new();
-        for (id, key) in self.roots().enumerate() {
+        for key in self.roots() {
             let v = &self.values[key];
             let node = &self.nodes[v.node];
             let owned_leaf = node.is_leaf() && self.is_held_by_tape_alone(key);
@@ -117,7 +117,7 @@ impl Graph {
             }
             let (recompute_flops, depth) = self.replay_cost(key);
             entries.push(LedgerEntry {
-                id: id as u64,
+                id: v.id,
                 path: v.path.to_string(),
                 op: node.op_name(),
                 shape: v.spec.shape.to_vec(),
