@@ -358,7 +358,7 @@ impl Graph {
             outputs.push(key);
             if value.visible {
                 self.count_handle(key, 1);
-                self.scopes[level].values.push(key);
+                self.scopes[level].note(key);
             }
             if self.wants_recipe(key) {
                 self.hold_recipe(key);

@@ -37,6 +37,13 @@ impl ScopeFrame {
         }
     }
 
+    /// Notes a value that may outlive this scope; the top scope, which never closes, needs none.
+    pub fn note(&mut self, value: ValueKey) {
+        if self.id != 0 {
+            self.values.push(value);
+        }
+    }
+
     pub fn path_of(&self, name: &str) -> String {
         if self.path.is_empty() { name.to_string() } else { format!("{}.{name}", self.path) }
     }
@@ -175,7 +182,7 @@ fn close(graph: &mut Graph) {
             value.boundary |= frame.is_segment;
             value.segment = outer_segment;
         }
-        graph.scopes[level].values.push(key);
+        graph.scopes[level].note(key);
     }
 }
 
