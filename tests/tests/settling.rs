@@ -825,6 +825,26 @@ fn a_value_keeps_its_id_in_every_ledger() {
     drop(b);
 }
 
+/// Sizes near the end of 64 bits, and tensors of nothing whose offset lies past the end of their storage.
+#[test]
+fn extreme_shapes() {
+    let device = cpu();
+    let zero = |shape: &[usize]| Tensor::full(&device, shape, DType::F32, 0.0);
+    assert!(matches!(zero(&[0, 1 << 40, 1 << 40]), Err(Error::InvalidTensor { .. })));
+    assert!(matches!(zero(&[1 << 40, 1 << 40]), Err(Error::InvalidTensor { .. })));
+    let corner = zero(&[3, 4]).unwrap().narrow(1, 4, 0).unwrap().narrow(0, 3, 0).unwrap();
+    assert!(corner.to_vec::<f32>().unwrap().is_empty());
+    let tape = Tape::new(&device);
+    let x = tape.leaf(&corner).unwrap();
+    let loss = x.gelu().unwrap().matmul(&x.transpose(0, 1).unwrap()).unwrap().sum().unwrap();
+    let gradient = tape.backward(&loss).unwrap().of(&x).unwrap().to_vec::<f32>().unwrap();
+    assert!(gradient.is_empty());
+    let dry = meta();
+    let half = || Tensor::uninit(&dry, &[1 << 60], DType::F64, Kind::Input);
+    let _first = half().unwrap();
+    assert!(matches!(half(), Err(Error::OutOfMemory { limit: u64::MAX, .. })));
+}
+
 /// A leaf that only the tape holds any more is the tape's memory.
 #[test]
 fn a_leaf_given_away_is_in_the_ledger() {
@@ -930,6 +950,9 @@ fn wrong_use_is_an_error_that_says_what_is_right() {
     for scale in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         says(q.attention(&q, &q, scale, true, 0.0).unwrap_err(), &["attention", "positive", &scale.to_string()]);
     }
+    let column = x.narrow(0, 0, 1).unwrap().sum().unwrap().expand(&[1 << 40, 1]).unwrap();
+    says(column.matmul(&column.transpose(0, 1).unwrap()).unwrap_err(), &["ffn.matmul", "elements"]);
+    says(x.split(0, &[usize::MAX, 4]).unwrap_err(), &["ffn.split", "add up"]);
     let ids = tape.constant(&Tensor::from_slice(&device, &[2], &[0i64, 3]).unwrap()).unwrap();
     says(x.embedding(&ids).unwrap_err(), &["embedding", "3"]);
     says(tape.leaf(&Tensor::from_slice(&device, &[2], &[0i64, 3]).unwrap()).unwrap_err(), &["i64", "constant"]);

@@ -277,6 +277,10 @@ impl Tape {
             inputs: specs.iter().map(Spec::to_string).collect::<Vec<_>>().join(", "),
             reason,
         };
+        let located = |error| match error {
+            Error::InvalidValue { reason, .. } | Error::InvalidTensor { reason, .. } => invalid(reason),
+            other => other,
+        };
         let promised = rule.infer(&specs).map_err(invalid)?;
         let requires_grad = needs.contains(&true) && promised.iter().any(|o| o.spec.dtype.is_float());
         if requires_grad {
@@ -301,14 +305,11 @@ impl Tape {
 
         let before = self.0.kernel_nanos.get();
         let (outputs, is_view) = match rule.view(&tensors[0]) {
-            Some(views) => (views?, true),
+            Some(views) => (views.map_err(located)?, true),
             None => {
                 let exec = self.exec(&device, Kind::Activation);
-                let outputs = allocate(&exec, &promised)?;
-                rule.forward(&exec, &tensors, &outputs).map_err(|error| match error {
-                    Error::InvalidValue { reason, .. } => invalid(reason),
-                    other => other,
-                })?;
+                let outputs = allocate(&exec, &promised).map_err(located)?;
+                rule.forward(&exec, &tensors, &outputs).map_err(located)?;
                 (outputs, false)
             }
         };
