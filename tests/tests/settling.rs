@@ -845,6 +845,36 @@ fn extreme_shapes() {
     assert!(matches!(half(), Err(Error::OutOfMemory { limit: u64::MAX, .. })));
 }
 
+/// A gradient that the user gave stays theirs, also where it is a leaf's gradient unchanged.
+#[test]
+fn a_given_gradient_is_not_given_back() {
+    let device = cpu();
+    let tape = Tape::new(&device);
+    let x = leaf(&tape, &[4], 1);
+    let y = x.reshape(&[2, 2]).unwrap();
+    let given = random(&device, &[2, 2], 2, DType::F32);
+    let gradients = tape.backward_from(&[(&y, &given), (&y, &given)], true).unwrap();
+    let twice: Vec<f32> = given.to_vec::<f32>().unwrap().iter().map(|g| 2.0 * g).collect();
+    assert_eq!(gradients.of(&x).unwrap().to_vec::<f32>().unwrap(), twice);
+    let gradients = tape.backward_from(&[(&y, &given)], true).unwrap();
+    assert!(!gradients.of(&x).unwrap().shares_storage(&given));
+    assert_eq!((given.storage().kind(), gradients.of(&x).unwrap().storage().kind()), (Kind::Input, Kind::Gradient));
+}
+
+/// A part of a large gradient that goes to a leaf doesn't take the whole out of the step's bytes.
+#[test]
+fn the_step_s_bytes_count_a_gradient_that_is_only_partly_a_leaf_s() {
+    let device = cpu();
+    let tape = Tape::new(&device);
+    let (x, row) = (leaf(&tape, &[1000, 4], 1), leaf(&tape, &[1, 4], 2));
+    let loss = row.cat(&[&x.scale(1.0).unwrap()], 0).unwrap().exp().unwrap().sum().unwrap();
+    device.meter().reset_peak();
+    let before = device.meter().step_live();
+    tape.backward(&loss).unwrap();
+    // The gradient of the joined tensor beside exp's saved output, which it replaces; x's own is no step byte.
+    assert_eq!(device.meter().step_peak() - before, 4 + 1001 * 4 * 4);
+}
+
 /// A leaf that only the tape holds any more is the tape's memory.
 #[test]
 fn a_leaf_given_away_is_in_the_ledger() {

@@ -145,9 +145,11 @@ impl Tensor {
     }
     /// True where nobody else holds the storage and this tensor covers all of it in order: it may be overwritten.
     pub fn is_sole_owner(&self) -> bool {
-        Arc::strong_count(&self.storage) == 1
-            && self.is_contiguous()
-            && self.len() * self.dtype.size() == self.storage.bytes()
+        Arc::strong_count(&self.storage) == 1 && self.covers_storage()
+    }
+    /// True where this tensor covers all of its storage in order.
+    pub(crate) fn covers_storage(&self) -> bool {
+        self.is_contiguous() && self.len() * self.dtype.size() == self.storage.bytes()
     }
 
     pub(crate) fn with_layout(&self, layout: Layout) -> Tensor {
