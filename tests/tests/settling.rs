@@ -510,6 +510,8 @@ fn deep_graphs_need_no_stack() {
     let loss = y.square().unwrap().sum().unwrap();
     y.set_mark(Mark::Recompute).unwrap();
     drop(y);
+    let ledger = tape.ledger().unwrap();
+    assert_eq!(ledger.values.last().unwrap().depth, 200_001);
     tape.backward_retain(&loss).unwrap();
     assert_eq!(tape.stats().replays, 200_001);
     drop(loss);
