@@ -30,7 +30,9 @@ impl Rule for Cat {
             if !same {
                 return Err(format!("the inputs must agree in dtype and in every dimension but {}", self.dim));
             }
-            shape[self.dim] += input.shape[self.dim];
+            shape[self.dim] = shape[self.dim]
+                .checked_add(input.shape[self.dim])
+                .ok_or_else(|| format!("dimension {} becomes longer than 64 bits can count", self.dim))?;
         }
         Ok(one(Spec::new(shape, first.dtype)))
     }

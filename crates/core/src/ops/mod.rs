@@ -35,9 +35,9 @@ impl Spec {
     pub fn is_empty(&self) -> bool {
         self.shape.contains(&0)
     }
-    /// Bytes of the elements.
+    /// Bytes of the elements (of an expanded view, as many as a copy would take).
     pub fn bytes(&self) -> u64 {
-        (self.len() * self.dtype.size()) as u64
+        (self.len() as u64).saturating_mul(self.dtype.size() as u64)
     }
 }
 

@@ -277,6 +277,10 @@ impl Tape {
             inputs: specs.iter().map(Spec::to_string).collect::<Vec<_>>().join(", "),
             reason,
         };
+        let located = |error| match error {
+            Error::InvalidValue { reason, .. } | Error::InvalidTensor { reason, .. } => invalid(reason),
+            other => other,
+        };
         let promised = rule.infer(&specs).map_err(invalid)?;
         let requires_grad = needs.contains(&true) && promised.iter().any(|o| o.spec.dtype.is_float());
         if requires_grad {
@@ -301,14 +305,11 @@ impl Tape {
 
         let before = self.0.kernel_nanos.get();
         let (outputs, is_view) = match rule.view(&tensors[0]) {
-            Some(views) => (views?, true),
+            Some(views) => (views.map_err(located)?, true),
             None => {
                 let exec = self.exec(&device, Kind::Activation);
-                let outputs = allocate(&exec, &promised)?;
-                rule.forward(&exec, &tensors, &outputs).map_err(|error| match error {
-                    Error::InvalidValue { reason, .. } => invalid(reason),
-                    other => other,
-                })?;
+                let outputs = allocate(&exec, &promised).map_err(located)?;
+                rule.forward(&exec, &tensors, &outputs).map_err(located)?;
                 (outputs, false)
             }
         };
@@ -407,10 +408,9 @@ fn allocate(exec: &Exec<'_>, promised: &Outputs) -> Result<SmallVec<[Tensor; 1]>
 
 /// Stores a tensor as int8. Fails where a group isn't finite, or has no elements; the caller names the value.
 fn quantize(exec: &Exec<'_>, tensor: &Tensor, group: usize) -> Result<Quantized> {
-    let unnamed = (String::new(), "");
     if group == 0 {
-        let (path, op) = unnamed;
-        return Err(Error::MarkNotAllowed { mark: "int8", path, op, reason: EMPTY_GROUP.into() });
+        let reason = EMPTY_GROUP.into();
+        return Err(Error::MarkNotAllowed { mark: "int8", path: String::new(), op: "", reason });
     }
     let spec = Spec::of(tensor);
     let mut scales: Shape = spec.shape.clone();

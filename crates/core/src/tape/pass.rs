@@ -46,6 +46,8 @@ struct Pass<'a> {
     values: SecondaryMap<ValueKey, PassValue>,
     nodes: SecondaryMap<NodeKey, PassNode>,
     grads: SecondaryMap<ValueKey, Tensor>,
+    /// The user's own tensors: never given away as a gradient.
+    given: Vec<Tensor>,
     replay_nanos: u64,
     quantize_nanos: u64,
 }
@@ -73,15 +75,16 @@ impl Tape {
         let seed = Tensor::uninit(tensor.device(), tensor.shape(), tensor.dtype(), Kind::Activation)?;
         tensor.device().backend().run(&crate::Kernel::Fill { value: 1.0, out: &seed })?;
         drop(tensor);
-        self.backward_seeded(vec![(loss, seed)], retain)
+        self.backward_seeded(vec![(loss, seed)], Vec::new(), retain)
     }
 
     /// Gradients from given gradients of any values (the vector of a vector-Jacobian product). With `retain` the tape stays.
     pub fn backward_from(&self, seeds: &[(&Var, &Tensor)], retain: bool) -> Result<Gradients> {
-        self.backward_seeded(seeds.iter().map(|&(v, g)| (v, g.clone())).collect(), retain)
+        let given = seeds.iter().map(|&(_, g)| g.clone()).collect();
+        self.backward_seeded(seeds.iter().map(|&(v, g)| (v, g.clone())).collect(), given, retain)
     }
 
-    fn backward_seeded(&self, seeds: Vec<(&Var, Tensor)>, retain: bool) -> Result<Gradients> {
+    fn backward_seeded(&self, seeds: Vec<(&Var, Tensor)>, given: Vec<Tensor>, retain: bool) -> Result<Gradients> {
         {
             let mut graph = self.graph();
             graph.check("backward")?;
@@ -103,7 +106,7 @@ impl Tape {
                 ));
             }
         }
-        let mut pass = Pass::plan(self, &seeds, retain);
+        let mut pass = Pass::plan(self, &seeds, given, retain);
         let result = pass.run(seeds);
         let (replay, quantize) = (pass.replay_nanos, pass.quantize_nanos);
         drop(pass);
@@ -136,7 +139,7 @@ enum Source {
 
 impl<'a> Pass<'a> {
     /// Counts the readers of this pass and decides what must be replayed.
-    fn plan(tape: &'a Tape, seeds: &[(&Var, Tensor)], retain: bool) -> Pass<'a> {
+    fn plan(tape: &'a Tape, seeds: &[(&Var, Tensor)], given: Vec<Tensor>, retain: bool) -> Pass<'a> {
         let mut graph = tape.graph();
         graph.marked_before = graph.next_sequence;
         let mut values: SecondaryMap<ValueKey, PassValue> =
@@ -203,7 +206,7 @@ impl<'a> Pass<'a> {
         let (device, verify) = (graph.device.clone(), graph.options.verify == Verify::Bits);
         drop(graph);
         let (grads, replay_nanos, quantize_nanos) = (SecondaryMap::new(), 0, 0);
-        Pass { tape, device, retain, verify, values, nodes, grads, replay_nanos, quantize_nanos }
+        Pass { tape, device, retain, verify, values, nodes, grads, given, replay_nanos, quantize_nanos }
     }
 
     fn run(&mut self, seeds: Vec<(&Var, Tensor)>) -> Result<Gradients> {
@@ -222,8 +225,7 @@ impl<'a> Pass<'a> {
                 let (leaf, parameter) = (node.outputs[0], node.parameter);
                 drop(graph);
                 if let Some(mut grad) = self.grads.remove(leaf) {
-                    let whole = grad.len() * grad.dtype().size() == grad.storage_bytes();
-                    if !(whole && grad.is_contiguous()) {
+                    if !self.may_give(&grad) {
                         grad = grad.copy(Kind::Gradient)?;
                     }
                     grad.storage().set_kind(Kind::Gradient);
@@ -320,11 +322,16 @@ impl<'a> Pass<'a> {
             None => grad,
             Some(sum) => self.tape.exec(&self.device, kind).accumulate(sum, grad)?,
         };
-        if is_leaf {
+        if is_leaf && self.may_give(&grad) {
             grad.storage().set_kind(Kind::Gradient);
         }
         self.grads.insert(value, grad);
         Ok(())
+    }
+
+    /// Whether a leaf's gradient may be handed out as it is: not a part of a larger tensor, not the user's own.
+    fn may_give(&self, grad: &Tensor) -> bool {
+        grad.covers_storage() && !self.given.iter().any(|given| given.shares_storage(grad))
     }
 
     /// A node's read of a value is over.

@@ -4,6 +4,8 @@ use super::Tape;
 use super::graph::{Disposition, Graph, MarkSource, NodeKey, Stored, ValueKey};
 use crate::mark::Site;
 use crate::{Error, Kind, Ledger, LedgerEntry, Lint, Mark, Origin, Result, RuleUse};
+use slotmap::SecondaryMap;
+use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 impl Tape {
@@ -73,10 +75,20 @@ impl Graph {
         }
     }
 
-    /// FLOPs and ops of replaying a root once from what is stored.
-    fn replay_cost(&self, root: ValueKey) -> (u64, u64) {
+    /// FLOPs and ops of replaying a root once from what is stored. `known` holds the costs of earlier roots: where a
+    /// chain doesn't branch it isn't walked again for each of its links.
+    fn replay_cost(&self, root: ValueKey, known: &SecondaryMap<ValueKey, (u64, u64)>) -> (u64, u64) {
         if !self.is_dropped(root) {
             return (0, 0);
+        }
+        let node = &self.nodes[self.values[root].node];
+        let mut dropped: SmallVec<[ValueKey; 3]> =
+            node.inputs.iter().map(|&i| self.root(i)).filter(|&r| self.is_dropped(r)).collect();
+        dropped.dedup();
+        if let [only] = dropped[..]
+            && let Some((flops, depth)) = known.get(only)
+        {
+            return (flops + node.flops, depth + 1);
         }
         let (mut flops, mut seen, mut worklist) = (0, HashSet::new(), vec![root]);
         while let Some(value) = worklist.pop() {
@@ -102,10 +114,12 @@ impl Graph {
                 }
             }
         }
-        let mut entries = Vec::new();
+        let (mut entries, mut costs) = (Vec::new(), SecondaryMap::new());
         for key in self.roots() {
             let v = &self.values[key];
             let node = &self.nodes[v.node];
+            let (recompute_flops, depth) = self.replay_cost(key, &costs);
+            costs.insert(key, (recompute_flops, depth));
             let owned_leaf = node.is_leaf() && self.is_held_by_tape_alone(key);
             let listed = if node.is_leaf() {
                 owned_leaf
@@ -115,7 +129,6 @@ impl Graph {
             if !listed {
                 continue;
             }
-            let (recompute_flops, depth) = self.replay_cost(key);
             entries.push(LedgerEntry {
                 id: v.id,
                 path: v.path.to_string(),
