@@ -422,8 +422,7 @@ fn quantize(exec: &Exec<'_>, tensor: &Tensor, group: usize) -> Result<Quantized>
     let scales = exec.empty(&scales, DType::F32)?;
     exec.run(Kernel::Quantize { x: tensor, group, q: &q, scales: &scales })?;
     if scales.device().computes() && scales.to_vec::<f32>()?.iter().any(|s| s.is_nan()) {
-        let (path, op) = unnamed;
-        return Err(Error::NonFinite { path, op });
+        return Err(Error::NonFinite { path: String::new(), op: "" });
     }
     Ok(Quantized { q, scales, group, spec })
 }
