@@ -220,7 +220,10 @@ impl Rule for Split {
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1, inputs)?;
         let x = &inputs[0].shape;
-        if self.dim >= x.len() || self.sizes.is_empty() || self.sizes.iter().try_fold(0usize, |n, &len| n.checked_add(len)) != Some(x[self.dim]) {
+        if self.dim >= x.len()
+            || self.sizes.is_empty()
+            || self.sizes.iter().try_fold(0usize, |n, &len| n.checked_add(len)) != Some(x[self.dim])
+        {
             return Err(format!("the sizes {:?} must add up to dimension {}", self.sizes, self.dim));
         }
         let part = |&len: &usize| {
