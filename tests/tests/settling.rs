@@ -729,6 +729,19 @@ fn one_flipped_bit_in_a_replay_is_named() {
     assert_eq!(error, Error::ReplayDiffers { path: "ffn.gelu".into(), op: "gelu", index: 5 });
 }
 
+/// Behind an int8 value passes are compared with each other, also where the handle went after the first.
+#[test]
+fn a_replay_behind_int8_is_compared_with_the_first_one() {
+    let device = cpu();
+    let tape = Tape::with(&device, TapeOptions { verify: Verify::Bits, ..TapeOptions::default() });
+    let x = leaf(&tape, &[4, 64], 1);
+    let h = x.scale(3.0).unwrap().int8().unwrap().tanh().unwrap().recompute().unwrap();
+    let loss = h.sum().unwrap();
+    tape.backward_retain(&loss).unwrap();
+    drop(h);
+    tape.backward_retain(&loss).unwrap();
+}
+
 #[test]
 fn everything_is_freed_when_a_kernel_fails() {
     let watch = Arc::new(Watch::default());
