@@ -40,13 +40,11 @@ fn policy(name: &str) -> Option<Rc<dyn Policy>> {
     Some(Rc::new(preset(name, &Context { blocks: config().layers }).unwrap()))
 }
 
+/// Bytes by pass and parameter.
+type GradientBytes = Vec<Vec<Vec<u8>>>;
+
 /// One step: the gradients' bytes, the loss's bytes, the tape.
-fn step(
-    model: &Gpt,
-    device: &Device,
-    options: TapeOptions,
-    passes: usize,
-) -> Result<(Vec<Vec<Vec<u8>>>, Vec<u8>, Tape)> {
+fn step(model: &Gpt, device: &Device, options: TapeOptions, passes: usize) -> Result<(GradientBytes, Vec<u8>, Tape)> {
     let batch = ByteText::moby_dick().batches(model.config().seq, model.config().batch, 1).unwrap().batch(0);
     let (tokens, targets) = batch.tensors(device).unwrap();
     let tape = Tape::with(device, options);
