@@ -200,11 +200,44 @@ impl Tensor {
 
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Tensor({}{:?} on {}", self.dtype, self.shape(), self.device().name())?;
-        if let Ok(values) = self.to_f64_vec() {
-            let shown: Vec<String> = values.iter().take(8).map(|v| format!("{v}")).collect();
-            write!(f, ": {}{}", shown.join(", "), if values.len() > 8 { ", ..." } else { "" })?;
-        }
-        write!(f, ")")
+        write!(f, "Tensor({}{:?} on {})", self.dtype, self.shape(), self.device().name())
     }
+}
+
+/// The numbers, nested by dimension; of a long dimension the first and last three. Takes the formatter's precision.
+impl fmt::Display for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.to_f64_vec() {
+            Ok(values) => show(f, &values, self.shape(), 0)?,
+            Err(_) => write!(f, "(no numbers)")?,
+        }
+        write!(f, " {}{:?}", self.dtype, self.shape())
+    }
+}
+
+/// Writes one dimension of row-major values and what is inside it.
+fn show(f: &mut fmt::Formatter<'_>, values: &[f64], shape: &[usize], depth: usize) -> fmt::Result {
+    let Some((&len, inner)) = shape.split_first() else {
+        return match f.precision() {
+            Some(precision) => write!(f, "{:.precision$}", values[0]),
+            None => write!(f, "{}", values[0]),
+        };
+    };
+    let step: usize = inner.iter().product();
+    let gap = if inner.is_empty() { " ".to_string() } else { format!("\n{}", " ".repeat(depth + 1)) };
+    write!(f, "[")?;
+    // Recursion by rank, of which there are few.
+    for i in 0..len {
+        if len > 7 && i == 3 {
+            write!(f, "...,{gap}")?;
+        }
+        if len > 7 && (3..len - 3).contains(&i) {
+            continue;
+        }
+        show(f, &values[i * step..(i + 1) * step], inner, depth + 1)?;
+        if i + 1 < len {
+            write!(f, ",{gap}")?;
+        }
+    }
+    write!(f, "]")
 }

@@ -11,7 +11,7 @@ use crate::mark::{Decision, Site};
 use crate::ops::{Op, Saves, Slot, Spec};
 use crate::{Device, Error, Mark, Result, Tensor};
 use slotmap::{SlotMap, new_key_type};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
@@ -184,6 +184,8 @@ pub(crate) struct Graph {
     /// The latest pass began here: marks of values recorded before are fixed.
     pub marked_before: u64,
     pub consumed: bool,
+    /// How many `no_grad` are open.
+    pub paused: u32,
     /// An error of a settling in `Drop`, returned by the next call.
     pub parked: Option<Error>,
     pub parameters: HashMap<ParameterId, ValueKey>,
@@ -209,6 +211,7 @@ impl Graph {
             random_counter: 0,
             marked_before: 0,
             consumed: false,
+            paused: 0,
             parked: None,
             parameters: HashMap::new(),
             audited_behind_int8: HashSet::new(),
@@ -380,6 +383,28 @@ impl Graph {
             }
         }
         (outputs, pending)
+    }
+
+    /// Adds the visible ones of these values as leaves without a gradient.
+    pub fn insert_constants(&mut self, name: &str, values: SmallVec<[NewValue; 3]>) -> SmallVec<[ValueKey; 3]> {
+        let mut keys = SmallVec::new();
+        for value in values.into_iter().filter(|v| v.visible) {
+            keys.extend(self.insert_leaf(name, value.tensor, false, None));
+        }
+        keys
+    }
+
+    /// Adds a leaf.
+    pub fn insert_leaf(
+        &mut self,
+        name: &str,
+        tensor: Tensor,
+        requires_grad: bool,
+        parameter: Option<ParameterId>,
+    ) -> SmallVec<[ValueKey; 3]> {
+        let outputs = smallvec![NewValue { tensor, exact: true, visible: true }];
+        let (op, inputs, is_view, flops, traffic) = (None, smallvec![], false, 0, 0);
+        self.insert(NewNode { op, inputs, outputs, is_view, flops, traffic, requires_grad, parameter, name }).0
     }
 
     /// Counts a node's forward time under the path of its first output.

@@ -2,6 +2,7 @@
 
 mod audit;
 mod graph;
+mod operators;
 mod pass;
 mod replay;
 mod report;
@@ -16,7 +17,7 @@ use crate::ops::{Exec, Op, Outputs, Spec};
 use crate::{DType, Device, Error, Kernel, Kind, Mark, Policy, Result, Tensor};
 use graph::{Disposition, Graph, MarkSource, NewNode, NewValue, PendingQuantize, Quantized, ValueKey};
 pub use scope::{Scope, checkpoint};
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 use std::cell::{Cell, RefCell, RefMut};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -198,18 +199,8 @@ impl Tape {
                 reason: format!("{} values have no gradient; use `constant`, or cast to f32 first", tensor.dtype()),
             });
         }
-        let outputs = smallvec![NewValue { tensor: tensor.clone(), exact: true, visible: true }];
-        let (keys, _) = graph.insert(NewNode {
-            op: None,
-            inputs: smallvec![],
-            outputs,
-            is_view: false,
-            flops: 0,
-            traffic: 0,
-            requires_grad,
-            parameter,
-            name: if parameter.is_some() { "parameter" } else { "leaf" },
-        });
+        let name = if parameter.is_some() { "parameter" } else { "leaf" };
+        let keys = graph.insert_leaf(name, tensor.clone(), requires_grad, parameter);
         if let Some(id) = parameter {
             graph.parameters.insert(id, keys[0]);
         }
@@ -219,6 +210,19 @@ impl Tape {
     /// Opens a scope; it closes when the guard is dropped. Names may hold dots (`blocks.3`).
     pub fn scope(&self, name: &str) -> Scope {
         Scope::open(self, name)
+    }
+
+    /// Runs `f` without recording: what ops inside make are constants, which hold nothing of what they were made from.
+    pub fn no_grad<T>(&self, f: impl FnOnce() -> T) -> T {
+        struct Pause<'a>(&'a Tape);
+        impl Drop for Pause<'_> {
+            fn drop(&mut self) {
+                self.0.graph().paused -= 1;
+            }
+        }
+        self.graph().paused += 1;
+        let _pause = Pause(self);
+        f()
     }
 
     /// The next stream of random numbers: each random op takes one and keeps it, so that its replay is exact.
@@ -285,7 +289,8 @@ impl Tape {
             other => other,
         };
         let promised = rule.infer(&specs).map_err(invalid)?;
-        let requires_grad = needs.contains(&true) && promised.iter().any(|o| o.spec.dtype.is_float());
+        let paused = graph.paused > 0;
+        let requires_grad = !paused && needs.contains(&true) && promised.iter().any(|o| o.spec.dtype.is_float());
         if requires_grad {
             for save in rule.saves(&needs).iter().filter(|s| s.exact) {
                 if let crate::ops::Slot::In(i) = save.slot {
@@ -323,11 +328,19 @@ impl Tape {
         let mut graph = self.graph();
         graph.stats.forward_flops += cost.flops;
         let visible: SmallVec<[bool; 1]> = promised.iter().map(|o| !o.statistic).collect();
-        let outputs = outputs
+        let outputs: SmallVec<[NewValue; 3]> = outputs
             .into_iter()
             .zip(&promised)
             .map(|(tensor, o)| NewValue { tensor, exact: o.statistic, visible: !o.statistic })
             .collect();
+        if paused {
+            // Every output is a constant: it has no history that could keep its inputs.
+            return Ok(graph
+                .insert_constants(name, outputs)
+                .into_iter()
+                .map(|key| Var { tape: self.clone(), key })
+                .collect());
+        }
         let (keys, pending) = graph.insert(NewNode {
             op: Some(Rc::new(op)),
             inputs: inputs.iter().map(|v| v.key).collect(),

@@ -30,6 +30,8 @@ pub(super) struct PassValue {
 #[derive(Debug, Default)]
 pub(super) struct PassNode {
     pub(super) reachable: bool,
+    /// A wanted value is an output of it or comes before it.
+    pub(super) leads: bool,
     /// Its inputs have a reader for its replay.
     pub(super) open: bool,
     pub(super) replays: u64,
@@ -45,6 +47,8 @@ pub(super) struct Pass<'a> {
     pub(super) grads: SecondaryMap<ValueKey, Tensor>,
     /// The user's own tensors: never given away as a gradient.
     pub(super) given: Vec<Tensor>,
+    /// Values that aren't leaves whose gradients are asked for.
+    pub(super) wanted: Vec<ValueKey>,
     pub(super) replay_nanos: u64,
     pub(super) quantize_nanos: u64,
 }
@@ -53,16 +57,16 @@ impl Tape {
     /// Gradients of a scalar loss by every leaf that has one. Consumes the tape: what it stores is freed as the loop
     /// passes, and later use is [`Error::TapeConsumed`].
     pub fn backward(&self, loss: &Var) -> Result<Gradients> {
-        self.backward_from_scalar(loss, false)
+        self.backward_from_scalar(loss, false, None)
     }
 
     /// As [`backward`](Tape::backward), but the tape stays: any number of passes and further recording may follow, and the
     /// same loss gives the same bits.
     pub fn backward_retain(&self, loss: &Var) -> Result<Gradients> {
-        self.backward_from_scalar(loss, true)
+        self.backward_from_scalar(loss, true, None)
     }
 
-    fn backward_from_scalar(&self, loss: &Var, retain: bool) -> Result<Gradients> {
+    fn backward_from_scalar(&self, loss: &Var, retain: bool, wanted: Option<&[ValueKey]>) -> Result<Gradients> {
         let tensor = loss.tensor()?;
         if tensor.len() != 1 {
             let reason =
@@ -72,16 +76,39 @@ impl Tape {
         let seed = Tensor::uninit(tensor.device(), tensor.shape(), tensor.dtype(), Kind::Activation)?;
         tensor.device().backend().run(&crate::Kernel::Fill { value: 1.0, out: &seed })?;
         drop(tensor);
-        self.backward_seeded(vec![(loss, seed)], Vec::new(), retain)
+        self.backward_seeded(vec![(loss, seed)], Vec::new(), retain, wanted)
+    }
+
+    /// The gradients of a scalar loss by these values, leaves or not, in their order. Only what leads to them is computed.
+    /// Consumes the tape, as [`backward`](Tape::backward) does.
+    ///
+    /// # Errors
+    /// [`Error::NoGradient`] for a value that the loss doesn't depend on.
+    pub fn grad(&self, loss: &Var, of: &[&Var]) -> Result<Vec<Tensor>> {
+        for v in of {
+            if !std::rc::Rc::ptr_eq(&v.tape.0, &self.0) {
+                return Err(Error::OtherTape { what: "grad", path: v.path() });
+            }
+        }
+        let wanted: Vec<ValueKey> = of.iter().map(|v| v.key).collect();
+        let gradients = self.backward_from_scalar(loss, false, Some(&wanted))?;
+        let missing = |v: &Var| no_gradient(v, "the loss doesn't depend on it");
+        of.iter().map(|v| gradients.of(v).cloned().ok_or_else(|| missing(v))).collect()
     }
 
     /// Gradients from given gradients of any values (the vector of a vector-Jacobian product). With `retain` the tape stays.
     pub fn backward_from(&self, seeds: &[(&Var, &Tensor)], retain: bool) -> Result<Gradients> {
         let given = seeds.iter().map(|&(_, g)| g.clone()).collect();
-        self.backward_seeded(seeds.iter().map(|&(v, g)| (v, g.clone())).collect(), given, retain)
+        self.backward_seeded(seeds.iter().map(|&(v, g)| (v, g.clone())).collect(), given, retain, None)
     }
 
-    fn backward_seeded(&self, seeds: Vec<(&Var, Tensor)>, given: Vec<Tensor>, retain: bool) -> Result<Gradients> {
+    fn backward_seeded(
+        &self,
+        seeds: Vec<(&Var, Tensor)>,
+        given: Vec<Tensor>,
+        retain: bool,
+        wanted: Option<&[ValueKey]>,
+    ) -> Result<Gradients> {
         {
             let mut graph = self.graph();
             graph.check("backward")?;
@@ -103,7 +130,7 @@ impl Tape {
                 ));
             }
         }
-        let mut pass = Pass::plan(self, &seeds, given, retain);
+        let mut pass = Pass::plan(self, &seeds, given, retain, wanted);
         let result = pass.run(seeds);
         let (replay, quantize) = (pass.replay_nanos, pass.quantize_nanos);
         drop(pass);
@@ -127,7 +154,13 @@ fn no_gradient(v: &Var, reason: impl Into<String>) -> Error {
 
 impl<'a> Pass<'a> {
     /// Counts the readers of this pass and decides what must be replayed.
-    fn plan(tape: &'a Tape, seeds: &[(&Var, Tensor)], given: Vec<Tensor>, retain: bool) -> Pass<'a> {
+    fn plan(
+        tape: &'a Tape,
+        seeds: &[(&Var, Tensor)],
+        given: Vec<Tensor>,
+        retain: bool,
+        wanted: Option<&[ValueKey]>,
+    ) -> Pass<'a> {
         let mut graph = tape.graph();
         graph.marked_before = graph.next_sequence;
         let mut values: SecondaryMap<ValueKey, PassValue> =
@@ -137,8 +170,19 @@ impl<'a> Pass<'a> {
         for (v, _) in seeds {
             nodes[graph.values[v.key].node].reachable = true;
         }
+        for &key in &order {
+            let node = &graph.nodes[key];
+            nodes[key].leads = match wanted {
+                None => true,
+                Some(wanted) => {
+                    node.outputs.iter().any(|o| wanted.contains(o))
+                        || node.inputs.iter().any(|&i| nodes[graph.values[i].node].leads)
+                }
+            };
+        }
         for &key in order.iter().rev() {
             let node = &graph.nodes[key];
+            nodes[key].reachable &= nodes[key].leads;
             if !nodes[key].reachable || !node.requires_grad {
                 continue;
             }
@@ -194,7 +238,8 @@ impl<'a> Pass<'a> {
         let (device, verify) = (graph.device.clone(), graph.options.verify == Verify::Bits);
         drop(graph);
         let (grads, replay_nanos, quantize_nanos) = (SecondaryMap::new(), 0, 0);
-        Pass { tape, device, retain, verify, values, nodes, grads, given, replay_nanos, quantize_nanos }
+        let wanted = wanted.map_or(Vec::new(), <[ValueKey]>::to_vec);
+        Pass { tape, device, retain, verify, values, nodes, grads, given, wanted, replay_nanos, quantize_nanos }
     }
 
     fn run(&mut self, seeds: Vec<(&Var, Tensor)>) -> Result<Gradients> {
@@ -209,6 +254,11 @@ impl<'a> Pass<'a> {
             }
             let graph = self.tape.graph();
             let node = &graph.nodes[key];
+            for &output in node.outputs.iter().filter(|o| self.wanted.contains(o) && !node.is_leaf()) {
+                if let Some(grad) = self.grads.get(output) {
+                    gradients.by_value.insert(output, grad.clone());
+                }
+            }
             let Some(op) = node.op.clone() else {
                 let (leaf, parameter) = (node.outputs[0], node.parameter);
                 drop(graph);
@@ -243,7 +293,10 @@ impl<'a> Pass<'a> {
     fn visit(&mut self, graph: std::cell::RefMut<'_, Graph>, key: NodeKey, op: &crate::ops::Op) -> Result<()> {
         let node = &graph.nodes[key];
         let output_grads: SmallVec<[Option<Tensor>; 1]> = node.outputs.iter().map(|&o| self.grads.remove(o)).collect();
-        let (inputs, needs) = (node.inputs.clone(), node.needs.clone());
+        let (inputs, mut needs) = (node.inputs.clone(), node.needs.clone());
+        for (needed, &input) in needs.iter_mut().zip(&inputs) {
+            *needed &= self.nodes[graph.values[input].node].leads;
+        }
         let leaves: SmallVec<[bool; 3]> = inputs.iter().map(|&i| graph.nodes[graph.values[i].node].is_leaf()).collect();
         let specs: SmallVec<[Spec; 3]> = inputs.iter().map(|&i| graph.values[i].spec.clone()).collect();
         let mut untaken: SmallVec<[(Slot, ValueKey); 4]> =

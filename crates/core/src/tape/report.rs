@@ -152,7 +152,9 @@ impl Graph {
     /// A leaf whose tensor nobody outside the tape holds any more: its bytes are the tape's doing.
     fn is_held_by_tape_alone(&self, leaf: ValueKey) -> bool {
         match &self.values[leaf].stored {
-            Stored::Full(tensor) => tensor.is_sole_owner() && tensor.storage().kind() == Kind::Input,
+            Stored::Full(tensor) => {
+                tensor.is_sole_owner() && matches!(tensor.storage().kind(), Kind::Input | Kind::Activation)
+            }
             _ => false,
         }
     }

@@ -67,6 +67,11 @@ impl Var {
         self.tensor()?.item()
     }
 
+    /// The same tensor as a constant: no gradient goes through it, and it holds nothing of what made it.
+    pub fn detach(&self) -> Result<Var> {
+        self.tape.constant(&self.tensor()?)
+    }
+
     /// Drop this value when its last handle goes, and replay its op when backward asks for it.
     pub fn recompute(self) -> Result<Var> {
         self.set_mark(Mark::Recompute)?;
