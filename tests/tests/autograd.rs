@@ -101,3 +101,20 @@ fn tensors_print() {
     assert_eq!(Tensor::full(&device, &[0, 3], DType::F32, 0.0).unwrap().to_string(), "[] f32[0, 3]");
     assert_eq!(Tensor::full(&retape_core::meta(), &[2], DType::F32, 0.0).unwrap().to_string(), "(no numbers) f32[2]");
 }
+
+/// Gradients of bf16 and f16 values are summed in f32.
+#[test]
+fn half_precision_gradients_add_up() {
+    let device = cpu();
+    for dtype in [DType::BF16, DType::F16] {
+        let tape = Tape::new(&device);
+        let half = random(&device, &[1, 4], 1, DType::F32).cast(dtype, Kind::Input).unwrap();
+        let x = tape.leaf(&half).unwrap();
+        let (a, b) = (x.cast(DType::F32).unwrap(), x.expand(&[3, 4]).unwrap().cast(DType::F32).unwrap());
+        let loss = a.square().unwrap().sum().unwrap().add(&b.sum().unwrap()).unwrap();
+        let gradient = tape.backward(&loss).unwrap().of(&x).unwrap().to_f64_vec().unwrap();
+        for (g, x) in gradient.iter().zip(half.to_f64_vec().unwrap()) {
+            approx::assert_relative_eq!(*g, 2.0 * x + 3.0, max_relative = 1e-2);
+        }
+    }
+}

@@ -106,7 +106,9 @@ pub enum Error {
         reason: String,
     },
     /// A user's rule decided for no value.
-    #[error("rule `{rule}` matched no value on this tape; correct the pattern or remove the rule")]
+    #[error(
+        "rule `{rule}` decided for no value on this tape: it matches none, or stronger marks cover all that it matches; correct the pattern or remove the rule"
+    )]
     RuleMatchedNothing {
         /// The rule as the user wrote it.
         rule: String,

@@ -209,6 +209,13 @@ impl<'a> Exec<'a> {
         Ok(copy.view_as(shape)?.expect("a contiguous tensor can always be viewed with another shape"))
     }
 
+    /// x with another dtype, in a new tensor.
+    fn cast(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
+        let out = self.empty(x.shape(), dtype)?;
+        self.run(Kernel::Copy { x, out: &out })?;
+        Ok(out)
+    }
+
     /// The gradient of a broadcast: sums g over the dimensions in which `shape` was repeated.
     pub fn sum_to(&self, g: Tensor, shape: &[usize]) -> Result<Tensor> {
         if g.shape() == shape {
@@ -216,6 +223,10 @@ impl<'a> Exec<'a> {
         }
         let lead = g.rank() - shape.len();
         let kept: Shape = (0..g.rank()).map(|d| if d < lead { 1 } else { shape[d - lead] }).collect();
+        if let Some(half) = half_precision(&g) {
+            let sum = self.sum_to(self.cast(&g, DType::F32)?, shape)?;
+            return self.cast(&sum, half);
+        }
         let out = self.empty(&kept, g.dtype())?;
         self.run(Kernel::Reduce { f: Reduce::Sum, x: &g, out: &out })?;
         self.reshape(out, shape)
@@ -223,12 +234,21 @@ impl<'a> Exec<'a> {
 
     /// a += b, in the storage of whichever of the two nobody else holds, else in a new tensor.
     pub fn accumulate(&self, a: Tensor, b: Tensor) -> Result<Tensor> {
+        if let Some(half) = half_precision(&a) {
+            let sum = self.accumulate(self.cast(&a, DType::F32)?, self.cast(&b, DType::F32)?)?;
+            return self.cast(&sum, half);
+        }
         // Addition commutes bit for bit, so which buffer is reused doesn't show in the numbers.
         let (first, second) = if !a.is_sole_owner() && b.is_sole_owner() { (b, a) } else { (a, b) };
         let out = self.replace(&first)?;
         self.run(Kernel::Binary { f: Binary::Add, a: &first, b: &second, out: &out })?;
         Ok(out)
     }
+}
+
+/// The dtype, where it is one that is stored but not computed: its gradients are summed in f32.
+fn half_precision(x: &Tensor) -> Option<DType> {
+    matches!(x.dtype(), DType::BF16 | DType::F16).then(|| x.dtype())
 }
 
 /// Where a [`Backward`] gets saved tensors from.

@@ -253,6 +253,31 @@ impl Graph {
         self.nodes[self.values[value].node].sequence < self.marked_before
     }
 
+    /// What a policy is told of a value, under this path.
+    pub fn site<'a>(&'a self, value: ValueKey, path: &'a str) -> Site<'a> {
+        let (v, node) = (&self.values[value], &self.nodes[self.values[value].node]);
+        Site {
+            path,
+            op: node.op_name(),
+            output: v.output,
+            shape: &v.spec.shape,
+            dtype: v.spec.dtype,
+            bytes: v.spec.bytes(),
+            flops: node.flops,
+            traffic: node.traffic,
+        }
+    }
+
+    /// Gives a value the mark that scopes and policy have for it in scope `level`.
+    pub fn assign_mark(&mut self, value: ValueKey, level: usize, path: &str) {
+        let site = self.site(value, path);
+        let (mark, source) = self.decide(level, &site);
+        let may_drop_outside = self.may_drop_outside(level, &site);
+        self.count_rule(source, 1);
+        let v = &mut self.values[value];
+        (v.mark, v.source, v.may_drop_outside) = (mark, source, may_drop_outside);
+    }
+
     /// A rule decides for one value more or less.
     pub fn count_rule(&mut self, source: MarkSource, change: i64) {
         if let MarkSource::Rule(rule) = source
@@ -284,7 +309,6 @@ impl Graph {
         let level = self.scopes.len() - 1;
         let segment = self.scopes[level].segment;
         let name = self.scopes[level].unique_name(new.name);
-        let op_name = new.op.as_ref().map_or("leaf", |op| op.rule().name());
         for &input in &new.inputs {
             let producer = self.values[input].node;
             self.nodes[producer].users += 1;
@@ -311,23 +335,7 @@ impl Graph {
             let spec = Spec::of(&value.tensor);
             let name = if output == 0 { name.clone() } else { format!("{name}#{output}") };
             let path: Rc<str> = self.scopes[level].path_of(&name).into();
-            let site = Site {
-                path: &path,
-                op: op_name,
-                output,
-                shape: &spec.shape,
-                dtype: spec.dtype,
-                bytes: spec.bytes(),
-                flops: new.flops,
-                traffic: new.traffic,
-            };
             let exact = leaf || value.exact || !spec.dtype.is_float();
-            let (mut mark, mut source, mut may_drop_outside) = (None, MarkSource::Default, false);
-            if !new.is_view && !exact {
-                (mark, source) = self.decide(level, &site);
-                self.count_rule(source, 1);
-                may_drop_outside = self.may_drop_outside(level, &site);
-            }
             let id = self.next_value;
             self.next_value += 1;
             let key = self.values.insert(Value {
@@ -341,15 +349,15 @@ impl Graph {
                 root_handles: 0,
                 live: Some(value.tensor),
                 stored: Stored::Unsettled,
-                mark,
-                source,
+                mark: None,
+                source: MarkSource::Default,
                 exact,
                 read_exactly: false,
                 reads: 0,
                 ever_read: false,
                 recipes: 0,
                 holds_recipe: false,
-                may_drop_outside,
+                may_drop_outside: false,
                 requires_grad: requires_grad && spec.dtype.is_float(),
                 segment,
                 boundary: false,
@@ -361,6 +369,9 @@ impl Graph {
             self.values[key].root = root;
             self.nodes[node].outputs.push(key);
             outputs.push(key);
+            if !new.is_view && !exact {
+                self.assign_mark(key, level, &path);
+            }
             if value.visible {
                 self.count_handle(key, 1);
                 self.scopes[level].note(key);

@@ -327,13 +327,13 @@ impl<'a> Pass<'a> {
             for (i, grad) in grads.into_iter().enumerate() {
                 let wrong = match &grad {
                     Some(g) if needs[i] && Spec::of(g) != specs[i] => {
-                        format!("the gradient of input {i} is {}, it must be {}", Spec::of(g), specs[i])
+                        Some(format!("the gradient of input {i} is {}, it must be {}", Spec::of(g), specs[i]))
                     }
-                    None if needs[i] => format!("no gradient was set for input {i}"),
-                    _ => String::new(),
+                    None if needs[i] => Some(format!("no gradient was set for input {i}")),
+                    _ => None,
                 };
-                if !wrong.is_empty() {
-                    return Err(Error::Internal { op: name, path: path.to_string(), reason: wrong });
+                if let Some(reason) = wrong {
+                    return Err(Error::Internal { op: name, path: path.to_string(), reason });
                 }
                 if let Some(grad) = grad.filter(|_| needs[i]) {
                     self.add_grad(inputs[i], grad)?;

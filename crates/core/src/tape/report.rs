@@ -2,7 +2,6 @@
 
 use super::Tape;
 use super::graph::{Disposition, Graph, MarkSource, NodeKey, Stored, ValueKey};
-use crate::mark::Site;
 use crate::{Error, Kind, Ledger, LedgerEntry, Lint, Mark, Origin, Result, RuleUse};
 use slotmap::SecondaryMap;
 use smallvec::SmallVec;
@@ -253,16 +252,7 @@ impl Graph {
             if !v.exact || node.is_leaf() {
                 continue;
             }
-            let site = Site {
-                path: &v.path,
-                op: node.op_name(),
-                output: v.output,
-                shape: &v.spec.shape,
-                dtype: v.spec.dtype,
-                bytes: v.spec.bytes(),
-                flops: node.flops,
-                traffic: node.traffic,
-            };
+            let site = self.site(key, &v.path);
             let decision = self.options.policy.as_ref().and_then(|p| p.mark(&site));
             if let Some(decision) = decision
                 && decision.mark != Mark::Keep

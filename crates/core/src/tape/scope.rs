@@ -2,7 +2,6 @@
 
 use super::Tape;
 use super::graph::{Graph, MarkSource, Stored, ValueKey};
-use crate::mark::Site;
 use crate::{Error, Mark, Result};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -153,27 +152,10 @@ fn close(graph: &mut Graph) {
         if !survives {
             continue;
         }
-        let node = &graph.nodes[value.node];
-        let (op, flops, traffic, spec, output) =
-            (node.op_name(), node.flops, node.traffic, value.spec.clone(), value.output);
         let unsettled = matches!(value.stored, Stored::Unsettled);
         if is_root && !value.exact && unsettled && value.source != MarkSource::Value && !graph.mark_is_fixed(key) {
-            let site = Site {
-                path: &frame.path,
-                op,
-                output,
-                shape: &spec.shape,
-                dtype: spec.dtype,
-                bytes: spec.bytes(),
-                flops,
-                traffic,
-            };
-            let (mark, source) = graph.decide(level, &site);
             graph.count_rule(graph.values[key].source, -1);
-            graph.count_rule(source, 1);
-            let may_drop_outside = graph.may_drop_outside(level, &site);
-            let value = &mut graph.values[key];
-            (value.mark, value.source, value.may_drop_outside) = (mark, source, may_drop_outside);
+            graph.assign_mark(key, level, &frame.path);
             graph.require_recipe(key);
         }
         graph.move_forward_time(key, &path);
