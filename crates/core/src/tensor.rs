@@ -176,6 +176,10 @@ impl Tensor {
     pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Tensor> {
         Ok(self.with_layout(self.layout.narrow(dim, start, len)?))
     }
+    /// A view of `len` elements of one dimension, `step` apart.
+    pub fn slice(&self, dim: usize, start: usize, len: usize, step: usize) -> Result<Tensor> {
+        Ok(self.with_layout(self.layout.slice(dim, start, len, step)?))
+    }
 
     /// This tensor if contiguous, else a contiguous copy.
     pub fn contiguous(&self, kind: Kind) -> Result<Tensor> {

@@ -268,6 +268,12 @@ impl<const K: usize> Run<K> {
         self.offsets[k]
     }
 
+    /// Steps between the run's elements in operand `k`'s span.
+    #[inline(always)]
+    pub fn stride(&self, k: usize) -> usize {
+        self.strides[k]
+    }
+
     /// Operand `k`'s elements.
     #[inline(always)]
     pub fn of<T: Copy + Default>(&self, k: usize, span: Span<T>) -> Span<T> {
@@ -277,11 +283,15 @@ impl<const K: usize> Run<K> {
 
 impl<const K: usize> Nest<K> {
     pub fn new(tensors: [&Tensor; K]) -> Nest<K> {
-        let shape = tensors[0].shape();
-        let (mut outer, mut outer_strides) = merged(shape, &tensors.map(|t| &t.layout().strides[..]));
+        Nest::over(tensors[0].shape(), tensors.map(|t| &t.layout().strides[..]))
+    }
+
+    /// Operands of this shape with these strides.
+    pub fn over(shape: &[usize], strides: [&[usize]; K]) -> Nest<K> {
+        let (mut outer, mut outer_strides) = merged(shape, &strides);
         let width = outer.pop().unwrap_or(1);
         let strides = std::array::from_fn(|k| outer_strides[k].pop().unwrap_or(1));
-        Nest { outer, outer_strides, width, strides, len: tensors[0].len() }
+        Nest { outer, outer_strides, width, strides, len: shape.iter().product() }
     }
 
     /// Calls `body` on runs that together cover every element once, in parallel. `cost` is the time of one element in
@@ -294,8 +304,8 @@ impl<const K: usize> Nest<K> {
         });
     }
 
-    /// Calls `body` on the runs of elements `at .. end`.
-    fn walk(&self, mut at: usize, end: usize, body: &dyn Fn(Run<K>)) {
+    /// Calls `body` on the runs of elements `at .. end`, of which there must be some.
+    pub fn walk(&self, mut at: usize, end: usize, body: &dyn Fn(Run<K>)) {
         // Indices of the outer dimensions and the offsets they give; stepped as an odometer.
         let (mut row, mut column) = (at / self.width, at % self.width);
         let mut index: Shape = self.outer.clone();

@@ -458,12 +458,20 @@ pub mod copy;
 pub mod cross_entropy;
 pub mod dropout;
 pub mod embedding;
+pub mod flip;
+pub mod gather;
+pub mod glu;
+pub mod index;
 pub mod join;
 pub mod layer_norm;
 pub mod matmul;
+pub mod pad;
 pub mod reduce;
+pub mod repeat;
+pub mod roll;
 pub mod select;
 pub mod softmax;
+pub mod triangle;
 pub mod unary;
 pub mod view;
 
@@ -474,6 +482,7 @@ registry! {
     reduce::ReduceOp,
     matmul::Matmul,
     matmul::Linear,
+    matmul::AddMatmul,
     softmax::Softmax,
     causal_mask::CausalMask,
     dropout::Dropout,
@@ -487,6 +496,15 @@ registry! {
     view::Narrow,
     view::Split,
     join::Cat,
+    flip::Flip,
+    roll::Roll,
+    repeat::Repeat,
+    pad::Pad,
+    triangle::Triangle,
+    glu::Glu,
+    gather::Gather,
+    gather::ScatterAdd,
+    index::Gathered,
     copy::Contiguous,
     copy::Cast,
 }
