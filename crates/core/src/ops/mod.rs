@@ -462,15 +462,15 @@ pub mod join;
 pub mod layer_norm;
 pub mod matmul;
 pub mod reduce;
-pub mod select;
 pub mod softmax;
 pub mod unary;
 pub mod view;
+pub mod where_;
 
 registry! {
     unary::UnaryOp,
     binary::BinaryOp,
-    select::Select,
+    where_::Where,
     reduce::ReduceOp,
     matmul::Matmul,
     matmul::Linear,
