@@ -242,8 +242,12 @@ impl Var {
         if scalar { taken.reshape(&self.shape()) } else { Ok(taken) }
     }
 
-    /// [`gather`](Var::gather) with this and the index broadcast to each other in all dimensions but `dim`.
-    pub fn take_along_dim(&self, index: &Var, dim: isize) -> Result<Var> {
+    /// [`gather`](Var::gather) with this and the index broadcast to each other in all dimensions but `dim`; without a
+    /// dimension, of both in row-major order.
+    pub fn take_along_dim(&self, index: &Var, dim: Option<isize>) -> Result<Var> {
+        let Some(dim) = dim else {
+            return self.flatten(0, -1)?.gather(0, &index.flatten(0, -1)?);
+        };
         let (mut x, mut shape) = (self.shape(), index.shape());
         let dim = self.dim("take_along_dim", dim)?;
         if x.len() != shape.len() {

@@ -469,16 +469,16 @@ pub mod pad;
 pub mod reduce;
 pub mod repeat;
 pub mod roll;
-pub mod select;
 pub mod softmax;
 pub mod triangle;
 pub mod unary;
 pub mod view;
+pub mod where_;
 
 registry! {
     unary::UnaryOp,
     binary::BinaryOp,
-    select::Select,
+    where_::Where,
     reduce::ReduceOp,
     matmul::Matmul,
     matmul::Linear,
