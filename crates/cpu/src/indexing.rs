@@ -147,11 +147,10 @@ pub(crate) fn scatter_add(
         (0..meet).map(|m| (offset_of(m, &met_shape, &by_source), offset_of(m, &met_shape, &by_index))).collect();
 
     let nest = Nest::over(&own_shape, [&of(&owned, places), &of(&owned, steps), &of(&owned, &strides)]);
-    let own: usize = own_shape.iter().product();
     let some = (16 * 1024 / meet).max(BLOCK);
     for_float!("scatter_add", out.dtype(), T => {
         let (sources, outs, alpha) = (Span::<T>::of(source), Span::<T>::of(out), T::of(alpha));
-        let add = #[inline(always)] |run: crate::view::Run<3>| {
+        nest.for_each_run_in::<T>(exec, some, meet * 2, #[inline(always)] |run| {
             for &(from, at) in &meeting {
                 let g = sources.part(run.start(1) + from, run.len, run.stride(1));
                 if run.stride(2) == 0 {
@@ -167,9 +166,6 @@ pub(crate) fn scatter_add(
                     }
                 }
             }
-        };
-        exec.run::<Baseline>(own.div_ceil(some), own * meet * 2, |task| {
-            nest.walk(task * some, own.min((task + 1) * some), &|run| exec.compiled::<T, _, _>(&add, run));
         });
     });
     Ok(())

@@ -298,14 +298,19 @@ impl<const K: usize> Nest<K> {
     /// units of a plain addition.
     #[inline(always)]
     pub fn for_each_run<T: Target>(&self, exec: &Exec, cost: usize, body: impl Fn(Run<K>) + Sync) {
-        let tasks = self.len.div_ceil(TASK);
-        exec.run::<Baseline>(tasks, self.len * cost, |task| {
-            self.walk(task * TASK, self.len.min((task + 1) * TASK), &|run| exec.compiled::<T, _, _>(&body, run));
+        self.for_each_run_in::<T>(exec, TASK, cost, body);
+    }
+
+    /// The same in tasks of `size` elements, for bodies that do much for each.
+    #[inline(always)]
+    pub fn for_each_run_in<T: Target>(&self, exec: &Exec, size: usize, cost: usize, body: impl Fn(Run<K>) + Sync) {
+        exec.run::<Baseline>(self.len.div_ceil(size), self.len * cost, |task| {
+            self.walk(task * size, self.len.min((task + 1) * size), &|run| exec.compiled::<T, _, _>(&body, run));
         });
     }
 
-    /// Calls `body` on the runs of elements `at .. end`, of which there must be some.
-    pub fn walk(&self, mut at: usize, end: usize, body: &dyn Fn(Run<K>)) {
+    /// Calls `body` on the runs of elements `at .. end`.
+    fn walk(&self, mut at: usize, end: usize, body: &dyn Fn(Run<K>)) {
         // Indices of the outer dimensions and the offsets they give; stepped as an odometer.
         let (mut row, mut column) = (at / self.width, at % self.width);
         let mut index: Shape = self.outer.clone();
