@@ -1,6 +1,7 @@
 //! Shared helpers of the whole-system tests.
 
 pub mod programs;
+pub mod sessions;
 pub mod wrapped;
 
 use retape_core::kernel::RandomStream;

@@ -224,6 +224,24 @@ fn the_checker_catches_planted_faults() {
     }
 }
 
+/// Any op applied by hand to too few or too many inputs.
+#[test]
+fn a_wrong_number_of_inputs_is_an_error() {
+    let device = retape_cpu::device();
+    let tape = Tape::new(&device);
+    let x = tape.leaf(&random(&device, &[2, 2], 1, DType::F32)).unwrap();
+    // `cat` takes any number.
+    for sample in Op::all_samples().into_iter().filter(|s| !matches!(s.op, Op::Cat(_))) {
+        let n = sample.inputs.len();
+        for others in [vec![], vec![&x; n]] {
+            if others.len() + 1 != n {
+                let error = x.apply_all(sample.op.clone(), &others).unwrap_err();
+                assert!(error.to_string().contains(&format!("takes {n} input")), "{}: {error}", label(&sample));
+            }
+        }
+    }
+}
+
 #[test]
 fn an_undeclared_read_is_an_error() {
     #[derive(Debug)]

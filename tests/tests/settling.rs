@@ -1,6 +1,6 @@
 //! How a value settles: the flaws of a first wording of the rule, each as a test, and what the marks promise.
 
-use retape_core::ops::Op;
+use retape_core::ops::{Op, reduce};
 use retape_core::{
     DType, Decision, Device, Error, Int8Spec, Kind, Mark, Origin, Policy, Result, RuleInfo, Site, Tape, TapeOptions,
     Tensor, Var, Verify, checkpoint, meta,
@@ -280,6 +280,53 @@ fn recording_goes_on_after_a_retained_pass() {
     assert!(matches!(l2.set_mark(Mark::Recompute), Err(Error::MarkTooLate { .. })));
 }
 
+/// A pass fixes the marks of what was recorded before it: a scope that closes later doesn't change the bits of the next.
+#[test]
+fn a_scope_closed_after_a_pass_keeps_the_marks() {
+    let device = cpu();
+    let tape = with_policy(&device, |path| (path == "s").then_some(INT8));
+    let x = leaf(&tape, &[4, 64], 1);
+    let scope = tape.scope("s");
+    let y = x.scale(3.0).unwrap();
+    let loss = y.gelu().unwrap().sum().unwrap();
+    let gradient = || tape.backward_retain(&loss).unwrap().of(&x).unwrap().to_bytes().unwrap();
+    let first = gradient();
+    drop(scope);
+    assert_eq!(gradient(), first);
+    assert!(matches!(y.set_mark(INT8), Err(Error::MarkTooLate { .. })));
+    // What is recorded after a pass may be marked.
+    x.gelu().unwrap().recompute().unwrap();
+}
+
+/// Further recording doesn't change how a value behind an int8 one is read: equal bits for the same loss.
+#[test]
+fn recording_after_a_pass_keeps_the_bits() {
+    let device = cpu();
+    let tape = Tape::new(&device);
+    let x = leaf(&tape, &[4, 64], 1);
+    let a = x.scale(3.0).unwrap().int8().unwrap();
+    // Unmarked and not read yet: replayed through, from the dequantized `a`.
+    let h = a.scale(0.5).unwrap();
+    let k = h.scale(2.0).unwrap().recompute().unwrap();
+    let loss = k.square().unwrap().sum().unwrap();
+    drop((a, k));
+    let gradient = || tape.backward_retain(&loss).unwrap().of(&x).unwrap().to_bytes().unwrap();
+    let first = gradient();
+    let other = h.square().unwrap().sum().unwrap();
+    assert_eq!(gradient(), first);
+    drop(h);
+    assert_eq!(gradient(), first);
+    tape.backward_retain(&other).unwrap();
+
+    // A value that a pass has read as int8 can't be read exactly afterwards.
+    let tape = with_policy(&device, |path| (path == "scale").then_some(INT8));
+    let q = leaf(&tape, &[1, 4, 1, 8], 1).scale(2.0).unwrap();
+    let loss = q.square().unwrap().sum().unwrap();
+    tape.backward_retain(&loss).unwrap();
+    let error = q.attention(&q, &q, 1.0, true, 0.0).unwrap_err();
+    assert!(matches!(&error, Error::MarkNotAllowed { path, .. } if path == "scale"), "{error}");
+}
+
 /// Flaw 8: shadowing doesn't drop. The dry run sees it, the ledger says who holds what, the lint says it.
 #[test]
 fn a_held_handle_is_in_the_ledger_and_the_lint() {
@@ -357,6 +404,35 @@ fn an_error_in_drop_is_parked() {
     assert!(matches!(&error, Error::NonFinite { path, op: "scale" } if path == "scale"), "{error}");
     // Reported once; then the value is read in full.
     assert!(tape.backward(&loss).is_ok());
+
+    // Of several errors the first is returned.
+    let tape = Tape::new(&device);
+    let x = tape.leaf(&Tensor::from_slice(&device, &[4], &values).unwrap()).unwrap();
+    let (a, b) = (x.scale(1.0).unwrap().int8().unwrap(), x.shift(1.0).unwrap().int8().unwrap());
+    let _loss = a.square().unwrap().add(&b.square().unwrap()).unwrap();
+    drop(a);
+    drop(b);
+    assert!(matches!(tape.ledger().unwrap_err(), Error::NonFinite { op: "scale", .. }));
+    assert!(tape.ledger().is_ok());
+}
+
+/// A scope or policy may ask for int8 in groups of nothing; the value stays full.
+#[test]
+fn an_empty_int8_group_is_an_error() {
+    let device = cpu();
+    let tape = Tape::new(&device);
+    let x = leaf(&tape, &[2, 4], 1);
+    let _scope = tape.scope("s").mark(Mark::Int8(Int8Spec { group: 0, ..Int8Spec::default() }));
+    let y = x.scale(2.0).unwrap();
+    let loss = y.square().unwrap().sum().unwrap();
+    let refuses = |error: Error, value: &str| {
+        assert!(matches!(&error, Error::MarkNotAllowed { path, .. } if path == value), "{error}");
+    };
+    refuses(tape.ledger().unwrap_err(), "s.square");
+    assert!(tape.ledger().is_ok());
+    drop(y);
+    refuses(tape.backward(&loss).unwrap_err(), "s.scale");
+    assert!(tape.backward(&loss).is_ok());
 }
 
 /// Flaw 12: a fallback to full precision is counted.
@@ -364,13 +440,31 @@ fn an_error_in_drop_is_parked() {
 fn a_fallback_to_full_precision_is_counted() {
     let device = cpu();
     let options = TapeOptions { non_finite: retape_core::NonFinite::KeepFull, ..TapeOptions::default() };
-    let tape = Tape::with(&device, options);
-    let x = tape.leaf(&Tensor::from_slice(&device, &[2], &[1.0f32, f32::NAN]).unwrap()).unwrap();
-    let h = x.scale(1.0).unwrap().int8().unwrap();
-    let loss = h.square().unwrap().sum().unwrap();
-    drop(h);
-    tape.backward(&loss).unwrap();
-    assert_eq!(tape.stats().full_precision_fallbacks, 1);
+    // Whether a handle is held through backward or not.
+    for hold in [false, true] {
+        let tape = Tape::with(&device, options.clone());
+        let x = tape.leaf(&Tensor::from_slice(&device, &[2], &[1.0f32, f32::NAN]).unwrap()).unwrap();
+        let h = x.scale(1.0).unwrap().int8().unwrap();
+        let loss = h.square().unwrap().sum().unwrap();
+        let held = hold.then(|| h.clone());
+        drop(h);
+        tape.backward_retain(&loss).unwrap();
+        drop(held);
+        tape.backward(&loss).unwrap();
+        assert_eq!(tape.stats().full_precision_fallbacks, 1);
+    }
+}
+
+/// A value that only its own node would read goes with its node: it isn't quantized on the way out.
+#[test]
+fn a_dead_value_is_not_stored_first() {
+    let device = cpu();
+    let tape = Tape::new(&device);
+    let x = tape.leaf(&Tensor::from_slice(&device, &[2], &[1000.0f32, 1.0]).unwrap()).unwrap();
+    // exp reads its output, which holds an infinity.
+    drop(x.exp().unwrap().int8().unwrap());
+    assert_eq!((tape.node_count(), tape.stats().quantized), (1, 0));
+    assert!(tape.ledger().is_ok(), "nothing was parked");
 }
 
 /// Flaw 13: one replay fills all outputs that are still read, and never a stored one.
@@ -416,6 +510,8 @@ fn deep_graphs_need_no_stack() {
     let loss = y.square().unwrap().sum().unwrap();
     y.set_mark(Mark::Recompute).unwrap();
     drop(y);
+    let ledger = tape.ledger().unwrap();
+    assert_eq!(ledger.values.last().unwrap().depth, 200_001);
     tape.backward_retain(&loss).unwrap();
     assert_eq!(tape.stats().replays, 200_001);
     drop(loss);
@@ -468,6 +564,28 @@ fn leaves_are_kept_and_may_be_replaced_outside() {
     for (i, g) in gradient.iter().enumerate() {
         approx::assert_relative_eq!(*g, 4.0 * old[i] + 2.0 * new[i], epsilon = 1e-6);
     }
+}
+
+/// Another view of a parameter, or the same one frozen, is another leaf.
+#[test]
+fn a_parameter_asked_for_otherwise_is_another_leaf() {
+    let device = cpu();
+    let tape = Tape::new(&device);
+    let (id, t) = (retape_core::ParameterId(7), random(&device, &[2, 3], 1, DType::F32));
+    let frozen = tape.parameter(id, &t, false).unwrap();
+    let trained = tape.parameter(id, &t, true).unwrap();
+    assert_eq!((frozen.requires_grad(), trained.requires_grad()), (false, true));
+    let turned = tape.parameter(id, &t.transpose(0, 1).unwrap(), true).unwrap();
+    assert_eq!(turned.shape()[..], [3, 2]);
+    assert_eq!((trained.shape(), trained.tensor().unwrap().shape()), ([2, 3][..].into(), &[2, 3][..]));
+    assert_eq!(tape.node_count(), 3);
+    // Also where the tape holds nothing of the leaf any more.
+    let tape = with_policy(&device, |_| Some(Mark::Keep));
+    let _sum = tape.parameter(id, &t, true).unwrap().sum().unwrap();
+    let other = random(&device, &[4], 2, DType::F32);
+    assert_eq!(tape.parameter(id, &other, true).unwrap().shape()[..], [4]);
+    let elsewhere = random(&cpu(), &[2, 3], 1, DType::F32);
+    assert!(matches!(tape.parameter(id, &elsewhere, true), Err(Error::DeviceMismatch { .. })));
 }
 
 /// Flaw 17: a view may hold much more than it shows; the lint says so.
@@ -556,6 +674,22 @@ fn a_scope_s_output_is_marked_outside() {
 }
 
 #[test]
+fn scopes_dropped_out_of_order_close_once() {
+    let device = cpu();
+    let tape = Tape::new(&device);
+    let x = leaf(&tape, &[2], 1);
+    let (outer, inner) = (tape.scope("outer"), tape.scope("inner"));
+    drop(outer);
+    let _others = (tape.scope("a"), tape.scope("b"));
+    // `inner` closed with `outer`: this isn't the scope at its depth any more.
+    let inner = inner.mark(Mark::Recompute);
+    let error = x.scale(2.0).unwrap_err();
+    assert!(matches!(&error, Error::MarkTooLate { path, .. } if path == "outer.inner"), "{error}");
+    drop(inner);
+    assert_eq!(x.scale(2.0).unwrap().path(), "a.b.scale");
+}
+
+#[test]
 fn checkpoint_is_a_scope_that_recomputes() {
     let device = cpu();
     let run = |marked: bool| {
@@ -593,6 +727,19 @@ fn one_flipped_bit_in_a_replay_is_named() {
     watch.flip_unary.store(3, Ordering::Relaxed);
     let error = run().unwrap_err();
     assert_eq!(error, Error::ReplayDiffers { path: "ffn.gelu".into(), op: "gelu", index: 5 });
+}
+
+/// Behind an int8 value passes are compared with each other, also where the handle went after the first.
+#[test]
+fn a_replay_behind_int8_is_compared_with_the_first_one() {
+    let device = cpu();
+    let tape = Tape::with(&device, TapeOptions { verify: Verify::Bits, ..TapeOptions::default() });
+    let x = leaf(&tape, &[4, 64], 1);
+    let h = x.scale(3.0).unwrap().int8().unwrap().tanh().unwrap().recompute().unwrap();
+    let loss = h.sum().unwrap();
+    tape.backward_retain(&loss).unwrap();
+    drop(h);
+    tape.backward_retain(&loss).unwrap();
 }
 
 #[test]
@@ -664,6 +811,85 @@ fn the_ledger_is_the_meter_and_the_dry_run() {
     assert!(real.values.iter().any(|v| v.mark == "int8" && v.stored_bytes < v.bytes));
 }
 
+#[test]
+fn measuring_the_quantization_takes_the_same_memory_dry() {
+    let run = |device: &Device| {
+        device.meter().reset_peak();
+        let tape = Tape::with(device, TapeOptions { measure_quantization: true, ..TapeOptions::default() });
+        let h = leaf(&tape, &[64, 64], 1).scale(2.0).unwrap().int8().unwrap();
+        let loss = h.square().unwrap().sum().unwrap();
+        drop(h);
+        let measured = tape.ledger().unwrap().values[0].quantization_error;
+        tape.backward(&loss).unwrap();
+        (measured, device.meter().peak(), device.meter().fingerprint())
+    };
+    let ((measured, peak, events), dry) = (run(&cpu()), run(&meta()));
+    assert!(measured.is_some_and(|e| e > 0.0 && e < 0.02), "{measured:?}");
+    assert_eq!(dry, (None, peak, events));
+}
+
+#[test]
+fn a_value_keeps_its_id_in_every_ledger() {
+    let tape = Tape::new(&meta());
+    let x = leaf(&tape, &[4], 1);
+    let (a, b) = (x.exp().unwrap(), x.tanh().unwrap());
+    let id = || tape.ledger().unwrap().get("tanh").unwrap().id;
+    let first = id();
+    drop(a);
+    assert_eq!(id(), first);
+    drop(b);
+}
+
+/// Sizes near the end of 64 bits, and tensors of nothing whose offset lies past the end of their storage.
+#[test]
+fn extreme_shapes() {
+    let device = cpu();
+    let zero = |shape: &[usize]| Tensor::full(&device, shape, DType::F32, 0.0);
+    assert!(matches!(zero(&[0, 1 << 40, 1 << 40]), Err(Error::InvalidTensor { .. })));
+    assert!(matches!(zero(&[1 << 40, 1 << 40]), Err(Error::InvalidTensor { .. })));
+    let corner = zero(&[3, 4]).unwrap().narrow(1, 4, 0).unwrap().narrow(0, 3, 0).unwrap();
+    assert!(corner.to_vec::<f32>().unwrap().is_empty());
+    let tape = Tape::new(&device);
+    let x = tape.leaf(&corner).unwrap();
+    let loss = x.gelu().unwrap().matmul(&x.transpose(0, 1).unwrap()).unwrap().sum().unwrap();
+    let gradient = tape.backward(&loss).unwrap().of(&x).unwrap().to_vec::<f32>().unwrap();
+    assert!(gradient.is_empty());
+    let dry = meta();
+    let half = || Tensor::uninit(&dry, &[1 << 60], DType::F64, Kind::Input);
+    let _first = half().unwrap();
+    assert!(matches!(half(), Err(Error::OutOfMemory { limit: u64::MAX, .. })));
+}
+
+/// A gradient that the user gave stays theirs, also where it is a leaf's gradient unchanged.
+#[test]
+fn a_given_gradient_is_not_given_back() {
+    let device = cpu();
+    let tape = Tape::new(&device);
+    let x = leaf(&tape, &[4], 1);
+    let y = x.reshape(&[2, 2]).unwrap();
+    let given = random(&device, &[2, 2], 2, DType::F32);
+    let gradients = tape.backward_from(&[(&y, &given), (&y, &given)], true).unwrap();
+    let twice: Vec<f32> = given.to_vec::<f32>().unwrap().iter().map(|g| 2.0 * g).collect();
+    assert_eq!(gradients.of(&x).unwrap().to_vec::<f32>().unwrap(), twice);
+    let gradients = tape.backward_from(&[(&y, &given)], true).unwrap();
+    assert!(!gradients.of(&x).unwrap().shares_storage(&given));
+    assert_eq!((given.storage().kind(), gradients.of(&x).unwrap().storage().kind()), (Kind::Input, Kind::Gradient));
+}
+
+/// A part of a large gradient that goes to a leaf doesn't take the whole out of the step's bytes.
+#[test]
+fn the_step_s_bytes_count_a_gradient_that_is_only_partly_a_leaf_s() {
+    let device = cpu();
+    let tape = Tape::new(&device);
+    let (x, row) = (leaf(&tape, &[1000, 4], 1), leaf(&tape, &[1, 4], 2));
+    let loss = row.cat(&[&x.scale(1.0).unwrap()], 0).unwrap().exp().unwrap().sum().unwrap();
+    device.meter().reset_peak();
+    let before = device.meter().step_live();
+    tape.backward(&loss).unwrap();
+    // The gradient of the joined tensor beside exp's saved output, which it replaces; x's own is no step byte.
+    assert_eq!(device.meter().step_peak() - before, 4 + 1001 * 4 * 4);
+}
+
 /// A leaf that only the tape holds any more is the tape's memory.
 #[test]
 fn a_leaf_given_away_is_in_the_ledger() {
@@ -700,6 +926,17 @@ fn marks_that_save_nothing_are_lint_and_unmatched_rules_an_error() {
     let lint = preset.ledger().unwrap().lint;
     assert!(lint.iter().any(|l| l.code == "rule-matched-nothing" && l.subject == "nothing"), "{lint:?}");
     assert!(lint.iter().any(|l| l.code == "mark-saves-nothing" && l.subject == "add"), "{lint:?}");
+}
+
+/// A policy whose decision points past its rules.
+#[test]
+fn a_decision_without_a_rule_is_named_by_its_number() {
+    let device = meta();
+    let policy: Rc<dyn Policy> = Rc::new(ByPath(|_: &str| Some(Mark::Recompute), vec![]));
+    let tape = Tape::with(&device, TapeOptions { policy: Some(policy), ..TapeOptions::default() });
+    let h = leaf(&tape, &[2, 2], 1).scale(2.0).unwrap();
+    let _loss = h.layer_norm(None, None, 1e-5).unwrap();
+    assert_eq!(tape.ledger().unwrap().get("scale").unwrap().rule, "rule 0");
 }
 
 #[test]
@@ -752,6 +989,15 @@ fn wrong_use_is_an_error_that_says_what_is_right() {
     says(x.sum_dims(&[2], false).unwrap_err(), &["sum", "dimension 2", "rank 2"]);
     says(x.dropout(1.0).unwrap_err(), &["dropout", "[0, 1)"]);
     says(x.add(&x.cast(DType::F64).unwrap()).unwrap_err(), &["add", "f32", "f64", "cast"]);
+    let twice = reduce::ReduceOp { f: reduce::Reduction::Mean, dims: [0, 0].into_iter().collect(), keepdim: false };
+    says(x.apply(twice, &[]).unwrap_err(), &["mean", "without repeats", "[0, 0]"]);
+    let q = x.reshape(&[1, 3, 1, 4]).unwrap();
+    for scale in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        says(q.attention(&q, &q, scale, true, 0.0).unwrap_err(), &["attention", "positive", &scale.to_string()]);
+    }
+    let column = x.narrow(0, 0, 1).unwrap().sum().unwrap().expand(&[1 << 40, 1]).unwrap();
+    says(column.matmul(&column.transpose(0, 1).unwrap()).unwrap_err(), &["ffn.matmul", "elements"]);
+    says(x.split(0, &[usize::MAX, 4]).unwrap_err(), &["ffn.split", "add up"]);
     let ids = tape.constant(&Tensor::from_slice(&device, &[2], &[0i64, 3]).unwrap()).unwrap();
     says(x.embedding(&ids).unwrap_err(), &["embedding", "3"]);
     says(tape.leaf(&Tensor::from_slice(&device, &[2], &[0i64, 3]).unwrap()).unwrap_err(), &["i64", "constant"]);
@@ -759,9 +1005,15 @@ fn wrong_use_is_an_error_that_says_what_is_right() {
     let constant = tape.constant(&random(&device, &[1], 1, DType::F32)).unwrap();
     says(tape.backward(&constant).unwrap_err(), &["no leaf that requires a gradient"]);
     let other = Tape::new(&device);
-    says(leaf(&other, &[3, 4], 1).add(&x).unwrap_err(), &["another tape"]);
+    let theirs = leaf(&other, &[3, 4], 1);
+    assert!(tape.backward_retain(&x.sum().unwrap()).unwrap().of(&theirs).is_none());
+    says(theirs.add(&x).unwrap_err(), &["another tape"]);
     let elsewhere = random(&cpu(), &[3], 1, DType::F32);
     says(tape.leaf(&elsewhere).unwrap_err(), &["different devices"]);
+    says(
+        tape.backward_from(&[(&x, &random(&cpu(), &[3, 4], 1, DType::F32))], true).unwrap_err(),
+        &["different devices"],
+    );
     let loss = x.sum().unwrap();
     tape.backward(&loss).unwrap();
     says(tape.backward(&loss).unwrap_err(), &["consumed", "backward_retain"]);

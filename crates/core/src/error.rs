@@ -168,6 +168,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// An error of an int8 store that knows no value, with the value's names.
+    pub(crate) fn of_value(mut self, value: &str, its_op: &'static str) -> Self {
+        if let Error::NonFinite { path, op } | Error::MarkNotAllowed { path, op, .. } = &mut self {
+            (*path, *op) = (value.into(), its_op);
+        }
+        self
+    }
+
     pub(crate) fn tensor(what: &'static str, reason: impl Into<String>) -> Self {
         Error::InvalidTensor { what, reason: reason.into() }
     }

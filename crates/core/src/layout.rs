@@ -19,16 +19,15 @@ pub struct Layout {
     pub offset: usize,
 }
 
-/// Number of elements of a shape, or an error where it does not fit in 63 bits.
+/// Number of elements of a shape, or an error where it does not fit in 63 bits. Sizes of 0 are left out of that, so that
+/// strides fit too.
 pub fn element_count(shape: &[usize]) -> Result<usize> {
-    if shape.contains(&0) {
-        return Ok(0);
+    let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d.max(1))).filter(|&n| n <= isize::MAX as usize);
+    match count {
+        Some(_) if shape.contains(&0) => Ok(0),
+        Some(count) => Ok(count),
+        None => Err(Error::tensor("shape", format!("{shape:?} has more elements than 63 bits can count"))),
     }
-    shape
-        .iter()
-        .try_fold(1usize, |n, &d| n.checked_mul(d))
-        .filter(|&n| n <= isize::MAX as usize)
-        .ok_or_else(|| Error::tensor("shape", format!("{shape:?} has more elements than 63 bits can count")))
 }
 
 /// Strides of a contiguous (row-major) tensor of this shape.

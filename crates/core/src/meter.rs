@@ -91,9 +91,8 @@ impl MemoryMeter {
 
     pub(crate) fn charge(&self, bytes: u64, kind: Kind) -> Result<()> {
         let mut s = self.state();
-        if let Some(limit) = s.limit
-            && s.total.live + bytes > limit
-        {
+        let limit = s.limit.unwrap_or(u64::MAX);
+        if s.total.live.checked_add(bytes).is_none_or(|live| live > limit) {
             return Err(Error::OutOfMemory { requested: bytes, in_use: s.total.live, limit });
         }
         s.kinds[kind as usize].add(bytes);

@@ -71,7 +71,7 @@ impl Tensor {
             return Err(Error::NoNumbers { what: "reading a tensor" });
         }
         if self.is_empty() {
-            return Ok(Vec::new()); // the offset of an empty view may lie past the end of its storage
+            return Ok(Vec::new()); // its offset may lie past the storage's end
         }
         let source = self.contiguous(Kind::Workspace)?;
         let mut bytes = vec![0u8; source.len() * self.dtype.size()];
@@ -145,9 +145,11 @@ impl Tensor {
     }
     /// True where nobody else holds the storage and this tensor covers all of it in order: it may be overwritten.
     pub fn is_sole_owner(&self) -> bool {
-        Arc::strong_count(&self.storage) == 1
-            && self.is_contiguous()
-            && self.len() * self.dtype.size() == self.storage.bytes()
+        Arc::strong_count(&self.storage) == 1 && self.covers_storage()
+    }
+    /// True where this tensor covers all of its storage in order.
+    pub(crate) fn covers_storage(&self) -> bool {
+        self.is_contiguous() && self.len() * self.dtype.size() == self.storage.bytes()
     }
 
     pub(crate) fn with_layout(&self, layout: Layout) -> Tensor {

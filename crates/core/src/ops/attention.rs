@@ -22,8 +22,12 @@ impl Rule for Attention {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(3, inputs)?;
         let dtype = one_float_dtype(inputs)?;
         super::dropout::check_probability(self.0.dropout)?;
+        if !(self.0.scale > 0.0 && self.0.scale.is_finite()) {
+            return Err(format!("the scale must be positive, got {}; 1/sqrt(head size) is usual", self.0.scale));
+        }
         let (q, k, v) = (&inputs[0].shape, &inputs[1].shape, &inputs[2].shape);
         if q.len() != 4 || k.len() != 4 || v != k {
             return Err("needs q [batch, Tq, heads, size] and k, v of one shape [batch, Tk, kv heads, size]".into());

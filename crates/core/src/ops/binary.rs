@@ -26,6 +26,7 @@ impl Rule for BinaryOp {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(2, inputs)?;
         let dtype = one_float_dtype(inputs)?;
         match broadcast_shapes(&inputs[0].shape, &inputs[1].shape) {
             Some(shape) => Ok(one(Spec::new(shape, dtype))),

@@ -15,6 +15,7 @@ impl Rule for CausalMask {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(1, inputs)?;
         one_float_dtype(inputs)?;
         if inputs[0].shape.len() < 2 {
             return Err("needs scores [.., Tq, Tk]".into());

@@ -12,6 +12,7 @@ impl Rule for Contiguous {
         "contiguous"
     }
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(1, inputs)?;
         Ok(one(inputs[0].clone()))
     }
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
@@ -45,6 +46,7 @@ impl Rule for Cast {
         "cast"
     }
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(1, inputs)?;
         Ok(one(Spec::new(inputs[0].shape.clone(), self.dtype)))
     }
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {

@@ -21,6 +21,7 @@ impl Rule for CrossEntropy {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(2, inputs)?;
         let dtype = one_float_dtype(&inputs[..1])?;
         let (logits, target) = (&inputs[0], &inputs[1]);
         if logits.shape.len() != 2 || logits.shape[1] == 0 || !matches!(target.dtype, DType::I64 | DType::I32) {

@@ -26,6 +26,7 @@ impl Rule for Dropout {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(1, inputs)?;
         one_float_dtype(inputs)?;
         check_probability(self.p)?;
         Ok(one(inputs[0].clone()))

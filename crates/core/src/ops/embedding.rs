@@ -18,6 +18,7 @@ impl Rule for Embedding {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(2, inputs)?;
         let dtype = one_float_dtype(&inputs[..1])?;
         if inputs[0].shape.len() != 2 || !matches!(inputs[1].dtype, DType::I64 | DType::I32) {
             return Err("needs a table [vocabulary, size] and ids of dtype i64 or i32".into());

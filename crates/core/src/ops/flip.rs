@@ -16,6 +16,7 @@ impl Rule for Flip {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(1, inputs)?;
         let rank = inputs[0].shape.len();
         if self.dims.iter().enumerate().any(|(i, d)| *d >= rank || self.dims[..i].contains(d)) {
             return Err(format!("{:?} must name dimensions of a tensor of rank {rank}, each once", self.dims));

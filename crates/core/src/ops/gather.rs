@@ -81,6 +81,7 @@ impl Rule for Gather {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(2, inputs)?;
         // An empty index asks for nothing, and goes with any input.
         if !inputs[1].is_empty() || inputs[1].dtype.is_float() {
             fits(&inputs[0].shape, self.dim, &inputs[1])?;
@@ -143,6 +144,7 @@ impl Rule for ScatterAdd {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(3, inputs)?;
         one_float_dtype(&[inputs[0].clone(), inputs[2].clone()])?;
         if !inputs[1].is_empty() || inputs[1].dtype.is_float() {
             fits(&inputs[0].shape, self.dim, &inputs[1])?;

@@ -25,6 +25,7 @@ impl Rule for Glu {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(1, inputs)?;
         let dtype = one_float_dtype(inputs)?;
         let mut shape = inputs[0].shape.clone();
         if self.dim >= shape.len() || shape[self.dim] % 2 != 0 {

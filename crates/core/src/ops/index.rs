@@ -46,9 +46,10 @@ impl Rule for Gathered {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(1 + self.dims.len(), inputs)?;
         let (x, indices) = (&inputs[0], &inputs[1..]);
         let distinct = self.dims.iter().enumerate().all(|(i, d)| *d < x.shape.len() && !self.dims[..i].contains(d));
-        if self.dims.len() != indices.len() || indices.is_empty() || !distinct {
+        if indices.is_empty() || !distinct {
             return Err(format!("needs one index tensor for each of the dimensions {:?}", self.dims));
         }
         if let Some(i) = indices.iter().find(|i| !matches!(i.dtype, DType::I64 | DType::I32)) {

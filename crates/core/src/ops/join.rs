@@ -36,7 +36,9 @@ impl Rule for Cat {
             if input.dtype != first.dtype || !fits {
                 return Err(format!("the inputs must agree in dtype and in every dimension but {}", self.dim));
             }
-            shape[self.dim] += self.len(&input.shape);
+            shape[self.dim] = shape[self.dim]
+                .checked_add(self.len(&input.shape))
+                .ok_or_else(|| format!("dimension {} becomes longer than 64 bits can count", self.dim))?;
         }
         Ok(one(Spec::new(shape, first.dtype)))
     }

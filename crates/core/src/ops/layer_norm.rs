@@ -33,6 +33,7 @@ impl Rule for LayerNorm {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(self.bias_input() + self.bias as usize, inputs)?;
         let dtype = one_float_dtype(inputs)?;
         let x = &inputs[0].shape;
         let Some((&n, rows)) = x.split_last() else {

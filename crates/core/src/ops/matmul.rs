@@ -20,6 +20,7 @@ impl Rule for Matmul {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(2, inputs)?;
         let dtype = one_float_dtype(inputs)?;
         let (a, b) = (&inputs[0].shape, &inputs[1].shape);
         if a.len() < 2 || b.len() < 2 {
@@ -140,6 +141,7 @@ impl Rule for AddMatmul {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(3, inputs)?;
         one_float_dtype(inputs)?;
         strict(&inputs[1].shape, &inputs[2].shape, if self.batched { 3 } else { 2 })?;
         let product = Matmul.infer(&inputs[1..])?;
@@ -235,6 +237,7 @@ impl Rule for Linear {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(2 + self.bias as usize, inputs)?;
         let dtype = one_float_dtype(inputs)?;
         let (x, w) = (&inputs[0].shape, &inputs[1].shape);
         let layout = if self.transposed { "[out, in]" } else { "[in, out]" };

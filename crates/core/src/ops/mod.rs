@@ -35,9 +35,9 @@ impl Spec {
     pub fn is_empty(&self) -> bool {
         self.shape.contains(&0)
     }
-    /// Bytes of the elements.
+    /// Bytes of the elements (of an expanded view, as many as a copy would take).
     pub fn bytes(&self) -> u64 {
-        (self.len() * self.dtype.size()) as u64
+        (self.len() as u64).saturating_mul(self.dtype.size() as u64)
     }
 }
 
@@ -408,6 +408,12 @@ pub(crate) fn one_float_dtype(inputs: &[Spec]) -> Result<DType, String> {
         }
         None => Ok(dtype),
     }
+}
+
+/// Fails unless there are `n` inputs.
+pub(crate) fn takes(n: usize, inputs: &[Spec]) -> Result<(), String> {
+    let given = inputs.len();
+    if given == n { Ok(()) } else { Err(format!("takes {n} input{}, got {given}", if n == 1 { "" } else { "s" })) }
 }
 
 /// One output of this spec.

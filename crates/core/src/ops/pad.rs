@@ -18,6 +18,7 @@ impl Rule for Pad {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(1, inputs)?;
         let x = &inputs[0].shape;
         if self.widths.len() != x.len() {
             return Err(format!("needs widths for {} dimensions, got {}", x.len(), self.widths.len()));

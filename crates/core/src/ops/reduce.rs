@@ -47,10 +47,14 @@ impl Rule for ReduceOp {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(1, inputs)?;
         let dtype = one_float_dtype(inputs)?;
         let x = &inputs[0].shape;
         if let Some(d) = self.dims.iter().find(|&&d| d >= x.len()) {
             return Err(format!("dimension {d} is not in a tensor of rank {}", x.len()));
+        }
+        if !self.dims.is_sorted_by(|a, b| a < b) {
+            return Err(format!("the dimensions must be in order and without repeats, got {:?}", self.dims));
         }
         if self.f == Reduction::Max && self.count(x) == 0 {
             return Err("the largest of no elements is not defined; reduce a dimension that isn't empty".into());

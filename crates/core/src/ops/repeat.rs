@@ -28,6 +28,7 @@ impl Rule for Repeat {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(1, inputs)?;
         let x = &inputs[0].shape;
         if self.times.len() < x.len() {
             return Err(format!("{:?} has a number for fewer dimensions than the {} there are", self.times, x.len()));

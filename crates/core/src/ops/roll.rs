@@ -16,6 +16,7 @@ impl Rule for Roll {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(1, inputs)?;
         let x = &inputs[0].shape;
         if self.shifts.iter().any(|&(d, shift)| d >= x.len() || shift >= x[d].max(1)) {
             return Err(format!("the (dimension, shift) {:?} must be within the shape", self.shifts));

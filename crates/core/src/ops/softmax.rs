@@ -14,6 +14,7 @@ impl Rule for Softmax {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(1, inputs)?;
         one_float_dtype(inputs)?;
         if inputs[0].shape.is_empty() {
             return Err("needs a last dimension to normalise over, got a scalar".into());

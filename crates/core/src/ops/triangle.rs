@@ -25,6 +25,7 @@ impl Rule for Triangle {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(1, inputs)?;
         one_float_dtype(inputs)?;
         if inputs[0].shape.len() < 2 {
             return Err("needs matrices [.., rows, columns]".into());

@@ -34,6 +34,7 @@ impl Rule for UnaryOp {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(1, inputs)?;
         one_float_dtype(inputs)?;
         Ok(one(inputs[0].clone()))
     }

@@ -9,7 +9,9 @@ use crate::layout::{Extent, Layout, dimension, element_count};
 use crate::tape::Var;
 
 /// Runs the view function on a spec, so that `infer` and `view` reject the same inputs with the same words.
-fn viewed(input: &Spec, view: impl FnOnce(&Layout) -> Result<Layout>) -> Result<Outputs, String> {
+fn viewed(inputs: &[Spec], view: impl FnOnce(&Layout) -> Result<Layout>) -> Result<Outputs, String> {
+    takes(1, inputs)?;
+    let input = &inputs[0];
     match view(&Layout::contiguous(&input.shape)) {
         Ok(layout) => Ok(one(Spec::new(layout.shape, input.dtype))),
         Err(error) => Err(error.to_string()),
@@ -42,7 +44,7 @@ impl Rule for Reshape {
         "reshape"
     }
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
-        viewed(&inputs[0], |l| Ok(l.reshape(&self.shape)?.expect("a contiguous layout always reshapes")))
+        viewed(inputs, |l| Ok(l.reshape(&self.shape)?.expect("a contiguous layout always reshapes")))
     }
     fn view(&self, x: &Tensor) -> Option<Result<SmallVec<[Tensor; 1]>>> {
         // `Var::reshape` copies first where the strides don't allow a view.
@@ -83,7 +85,7 @@ impl Rule for Permute {
         "permute"
     }
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
-        viewed(&inputs[0], |l| l.permute(&self.order))
+        viewed(inputs, |l| l.permute(&self.order))
     }
     fn view(&self, x: &Tensor) -> Option<Result<SmallVec<[Tensor; 1]>>> {
         Some(x.permute(&self.order).map(|v| smallvec![v]))
@@ -123,7 +125,7 @@ impl Rule for Expand {
         "expand"
     }
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
-        viewed(&inputs[0], |l| l.expand(&self.shape))
+        viewed(inputs, |l| l.expand(&self.shape))
     }
     fn view(&self, x: &Tensor) -> Option<Result<SmallVec<[Tensor; 1]>>> {
         Some(x.expand(&self.shape).map(|v| smallvec![v]))
@@ -173,7 +175,7 @@ impl Rule for Narrow {
         "narrow"
     }
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
-        viewed(&inputs[0], |l| l.slice(self.dim, self.start, self.len, self.step))
+        viewed(inputs, |l| l.slice(self.dim, self.start, self.len, self.step))
     }
     fn view(&self, x: &Tensor) -> Option<Result<SmallVec<[Tensor; 1]>>> {
         Some(self.of(x).map(|v| smallvec![v]))
@@ -225,8 +227,12 @@ impl Rule for Split {
         "split"
     }
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(1, inputs)?;
         let x = &inputs[0].shape;
-        if self.dim >= x.len() || self.sizes.is_empty() || self.sizes.iter().sum::<usize>() != x[self.dim] {
+        if self.dim >= x.len()
+            || self.sizes.is_empty()
+            || self.sizes.iter().try_fold(0usize, |n, &len| n.checked_add(len)) != Some(x[self.dim])
+        {
             return Err(format!("the sizes {:?} must add up to dimension {}", self.sizes, self.dim));
         }
         let part = |&len: &usize| {

@@ -14,6 +14,7 @@ impl Rule for Where {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(3, inputs)?;
         if inputs[0].dtype != DType::Bool {
             return Err(format!("the condition must be bool, got {}", inputs[0].dtype));
         }

@@ -1,13 +1,12 @@
-//! The tape's arena: nodes, values, and the rules by which a value settles.
+//! The tape's arena: nodes and values, and how a recorded op enters it.
 //!
 //! A value has two independent facts: how many handles the user holds, and what the tape stores of it. A root (the
 //! value that owns its storage) also counts its *reads*, declared by `saves`, and its *recipes*, one per node that
-//! may yet be replayed from it. Users are added only while a handle exists; afterwards they only fall, so the order in
-//! which handles go doesn't matter. Every release is a worklist, never recursion: graphs are deep.
+//! may yet be replayed from it.
 
 use super::audit::Fingerprint;
 use super::scope::ScopeFrame;
-use super::{NonFinite, ParameterId, Stats, TapeOptions};
+use super::{ParameterId, Stats, TapeOptions};
 use crate::mark::{Decision, Site};
 use crate::ops::{Op, Saves, Slot, Spec};
 use crate::{Device, Error, Mark, Result, Tensor};
@@ -62,6 +61,8 @@ pub(crate) enum MarkSource {
 
 #[derive(Debug)]
 pub(crate) struct Value {
+    /// Unique on the tape, and the same whatever the marks.
+    pub id: u64,
     pub node: NodeKey,
     pub output: usize,
     /// The value whose storage this views; itself if it is no view.
@@ -94,6 +95,8 @@ pub(crate) struct Value {
     pub segment: Option<u32>,
     /// It outlived a segment scope.
     pub boundary: bool,
+    /// How a pass has read it, where other reads would give other bits: it keeps to this whatever is recorded later.
+    pub read_as: Option<Disposition>,
     pub audit: Option<Fingerprint>,
     pub quantization_error: Option<f64>,
 }
@@ -112,11 +115,13 @@ pub(crate) struct Node {
     pub requires_grad: bool,
     pub flops: u64,
     pub traffic: u64,
+    /// Time in forward kernels, where the tape profiles.
+    pub forward_nanos: u64,
     pub parameter: Option<ParameterId>,
     /// Outputs that hold this node's recipe.
-    recipe_holders: u32,
+    pub recipe_holders: u32,
     /// Handles on outputs plus living nodes that consume one.
-    users: u32,
+    pub users: u32,
 }
 
 impl Node {
@@ -172,9 +177,12 @@ pub(crate) struct Graph {
     pub values: SlotMap<ValueKey, Value>,
     pub scopes: Vec<ScopeFrame>,
     pub next_sequence: u64,
+    pub next_value: u64,
     pub next_segment: u32,
+    pub next_scope: u64,
     pub random_counter: u64,
-    pub passes: u32,
+    /// The latest pass began here: marks of values recorded before are fixed.
+    pub marked_before: u64,
     pub consumed: bool,
     /// An error of a settling in `Drop`, returned by the next call.
     pub parked: Option<Error>,
@@ -195,9 +203,11 @@ impl Graph {
             values: SlotMap::with_key(),
             scopes: vec![ScopeFrame::top()],
             next_sequence: 0,
+            next_value: 0,
             next_segment: 0,
+            next_scope: 0,
             random_counter: 0,
-            passes: 0,
+            marked_before: 0,
             consumed: false,
             parked: None,
             parameters: HashMap::new(),
@@ -215,6 +225,11 @@ impl Graph {
         if self.consumed { Err(Error::TapeConsumed { what }) } else { Ok(()) }
     }
 
+    /// Leaves an error for the next call. Of several the first stays: it is nearest to the cause.
+    pub fn park(&mut self, error: Error) {
+        self.parked.get_or_insert(error);
+    }
+
     pub fn root(&self, value: ValueKey) -> ValueKey {
         self.values[value].root
     }
@@ -228,6 +243,11 @@ impl Graph {
             Some(Decision { mark, rule }) => (Some(mark), MarkSource::Rule(rule)),
             None => (None, MarkSource::Default),
         }
+    }
+
+    /// Whether a pass has begun since the value was recorded: its mark is fixed, so that the next pass gives the same bits.
+    pub fn mark_is_fixed(&self, value: ValueKey) -> bool {
+        self.nodes[self.values[value].node].sequence < self.marked_before
     }
 
     /// A rule decides for one value more or less.
@@ -277,6 +297,7 @@ impl Graph {
             requires_grad,
             flops: new.flops,
             traffic: new.traffic,
+            forward_nanos: 0,
             parameter: new.parameter,
             recipe_holders: 0,
             users: 0,
@@ -304,7 +325,10 @@ impl Graph {
                 self.count_rule(source, 1);
                 may_drop_outside = self.may_drop_outside(level, &site);
             }
+            let id = self.next_value;
+            self.next_value += 1;
             let key = self.values.insert(Value {
+                id,
                 node,
                 output,
                 root: ValueKey::default(),
@@ -326,6 +350,7 @@ impl Graph {
                 requires_grad: requires_grad && spec.dtype.is_float(),
                 segment,
                 boundary: false,
+                read_as: None,
                 audit: None,
                 quantization_error: None,
             });
@@ -335,7 +360,7 @@ impl Graph {
             outputs.push(key);
             if value.visible {
                 self.count_handle(key, 1);
-                self.scopes[level].values.push(key);
+                self.scopes[level].note(key);
             }
             if self.wants_recipe(key) {
                 self.hold_recipe(key);
@@ -357,250 +382,27 @@ impl Graph {
         (outputs, pending)
     }
 
-    fn count_handle(&mut self, value: ValueKey, change: i32) {
-        let (root, node) = (self.values[value].root, self.values[value].node);
-        let handles = &mut self.values[root].root_handles;
-        *handles = handles.wrapping_add_signed(change);
-        let users = &mut self.nodes[node].users;
-        *users = users.wrapping_add_signed(change);
+    /// Counts a node's forward time under the path of its first output.
+    pub fn add_forward_time(&mut self, output: ValueKey, nanos: u64) {
+        let value = &self.values[output];
+        self.nodes[value.node].forward_nanos = nanos;
+        self.stats.by_path.entry(value.path.to_string()).or_default().forward += nanos;
     }
 
-    /// One handle more.
-    pub fn retain_handle(&mut self, value: ValueKey) {
-        self.values[value].handles += 1;
-        self.count_handle(value, 1);
-    }
-
-    /// A new handle on a leaf of this tensor; false where the leaf is of another one (a parameter that was updated since).
-    pub fn reopen_leaf(&mut self, leaf: ValueKey, tensor: &Tensor) -> bool {
-        let v = &mut self.values[leaf];
-        match (&v.live, &v.stored) {
-            (Some(own), _) | (None, Stored::Full(own)) if !own.shares_storage(tensor) => return false,
-            _ => {}
-        }
-        v.live = Some(tensor.clone());
-        v.stored = Stored::Unsettled;
-        self.retain_handle(leaf);
-        true
-    }
-
-    /// One handle less: with the last one the root settles, and nodes that nothing uses any more leave the tape.
-    pub fn release_handle(&mut self, value: ValueKey) -> Option<PendingQuantize> {
-        let v = self.values.get_mut(value)?;
-        v.handles -= 1;
-        let (root, node, last) = (v.root, v.node, v.handles == 0);
-        self.count_handle(value, -1);
-        if last && root != value {
-            self.values[value].live = None;
-        }
-        let mut pending = None;
-        if self.values[root].root_handles == 0 {
-            if matches!(self.values[root].stored, Stored::Unsettled) && !self.consumed {
-                pending = self.settle(root);
-            }
-            self.values[root].live = None;
-        }
-        if !self.consumed {
-            self.remove_dead(node);
-        }
-        pending
-    }
-
-    /// What the mark asks for. Never a function of handles.
-    pub fn disposition(&self, value: ValueKey) -> Disposition {
-        let v = &self.values[value];
-        match v.mark {
-            _ if v.exact => Disposition::Full,
-            Some(Mark::Keep) => Disposition::Full,
-            Some(Mark::Int8(_)) if v.read_exactly => Disposition::Full,
-            Some(Mark::Int8(_)) => Disposition::Quantize,
-            Some(Mark::Recompute) => Disposition::Drop,
-            None if v.ever_read => Disposition::Full,
-            None => Disposition::Drop,
-        }
-    }
-
-    /// Whether the value may yet be dropped, so that its node's inputs must stay.
-    pub fn wants_recipe(&self, value: ValueKey) -> bool {
-        let v = &self.values[value];
-        v.root == value && !v.exact && (v.may_drop_outside || matches!(v.mark, None | Some(Mark::Recompute)))
-    }
-
-    pub fn hold_recipe(&mut self, value: ValueKey) {
-        let v = &mut self.values[value];
-        if std::mem::replace(&mut v.holds_recipe, true) {
+    /// Moves a node's forward time to the path that its first output gets when it outlives its scope.
+    pub fn move_forward_time(&mut self, output: ValueKey, path: &str) {
+        let value = &self.values[output];
+        let nanos = self.nodes[value.node].forward_nanos;
+        if value.output != 0 || nanos == 0 {
             return;
         }
-        let node = v.node;
-        self.nodes[node].recipe_holders += 1;
-        if self.nodes[node].recipe_holders == 1 {
-            for input in self.nodes[node].inputs.clone() {
-                let root = self.root(input);
-                self.values[root].recipes += 1;
+        if let Some(time) = self.stats.by_path.get_mut(&*value.path) {
+            time.forward -= nanos;
+            if *time == Default::default() {
+                self.stats.by_path.remove(&*value.path);
             }
         }
-    }
-
-    fn drop_recipe(&mut self, value: ValueKey, released: &mut Vec<ValueKey>) {
-        let v = &mut self.values[value];
-        if !std::mem::replace(&mut v.holds_recipe, false) {
-            return;
-        }
-        let node = v.node;
-        self.nodes[node].recipe_holders -= 1;
-        if self.nodes[node].recipe_holders == 0 {
-            for input in self.nodes[node].inputs.clone() {
-                let root = self.root(input);
-                self.values[root].recipes -= 1;
-                released.push(root);
-            }
-        }
-    }
-
-    /// Takes or gives back the recipe as the current mark asks.
-    pub fn update_recipe(&mut self, value: ValueKey) {
-        if self.wants_recipe(value) {
-            self.hold_recipe(value);
-        } else {
-            let mut released = Vec::new();
-            self.drop_recipe(value, &mut released);
-            self.free_unused(released);
-        }
-    }
-
-    /// As [`update_recipe`](Self::update_recipe), where the mark may have changed to one that needs a recipe which was
-    /// given up: then the value is kept, and a mark that asked to drop it is an error, parked.
-    pub fn require_recipe(&mut self, value: ValueKey) {
-        let gone = |g: &Graph| {
-            let inputs = &g.nodes[g.values[value].node].inputs;
-            inputs.iter().any(|&i| matches!(g.values[g.root(i)].stored, Stored::Freed))
-        };
-        if self.wants_recipe(value) && !self.values[value].holds_recipe && gone(self) {
-            let op = self.nodes[self.values[value].node].op_name();
-            let v = &mut self.values[value];
-            if v.mark == Some(Mark::Recompute) {
-                let reason =
-                    "its inputs were freed before its scope closed; mark scopes before recording in them".into();
-                self.parked = Some(Error::MarkTooLate { mark: "recompute", path: v.path.to_string(), op, reason });
-            }
-            (v.mark, v.may_drop_outside) = (Some(Mark::Keep), false);
-        }
-        self.update_recipe(value);
-    }
-
-    /// Decides what is stored of a root whose last handle has gone (or which never had one).
-    fn settle(&mut self, value: ValueKey) -> Option<PendingQuantize> {
-        let mut released = Vec::new();
-        let mut pending = None;
-        self.values[value].may_drop_outside = false;
-        let v = &self.values[value];
-        let tensor = v.live.clone();
-        if v.reads + v.recipes == 0 {
-            self.values[value].stored = Stored::Freed;
-            self.drop_recipe(value, &mut released);
-        } else {
-            let tensor = tensor.expect("an unsettled root has its tensor");
-            match self.disposition(value) {
-                Disposition::Full => {
-                    self.store_full(value, tensor);
-                    self.drop_recipe(value, &mut released);
-                }
-                Disposition::Quantize => {
-                    let Some(Mark::Int8(spec)) = self.values[value].mark else { unreachable!("only Int8 quantizes") };
-                    // Full until the kernel has run; a failure leaves it so.
-                    self.store_full(value, tensor.clone());
-                    pending = Some(PendingQuantize { value, tensor, group: spec.group });
-                    self.drop_recipe(value, &mut released);
-                }
-                Disposition::Drop => {
-                    if self.options.verify == super::Verify::Bits && self.nodes[v.node].requires_grad {
-                        self.values[value].audit = Fingerprint::of(&tensor).ok();
-                    }
-                    self.values[value].stored = Stored::Dropped;
-                    self.hold_recipe(value);
-                }
-            }
-        }
-        if self.values[value].root_handles == 0 {
-            self.values[value].live = None;
-        }
-        self.free_unused(released);
-        pending
-    }
-
-    fn store_full(&mut self, value: ValueKey, tensor: Tensor) {
-        if !self.nodes[self.values[value].node].is_leaf() {
-            tensor.storage().set_kind(crate::Kind::Saved);
-        }
-        self.values[value].stored = Stored::Full(tensor);
-    }
-
-    /// Frees settled roots that nothing uses any more, and what only they used.
-    pub fn free_unused(&mut self, mut worklist: Vec<ValueKey>) {
-        while let Some(value) = worklist.pop() {
-            let Some(v) = self.values.get_mut(value) else { continue };
-            if v.reads + v.recipes > 0 || matches!(v.stored, Stored::Unsettled | Stored::Freed) {
-                continue;
-            }
-            v.stored = Stored::Freed;
-            self.drop_recipe(value, &mut worklist);
-        }
-    }
-
-    /// Removes the node if no output has a handle and no living node consumes one; then those before it.
-    pub fn remove_dead(&mut self, node: NodeKey) {
-        let mut worklist = vec![node];
-        while let Some(key) = worklist.pop() {
-            let Some(node) = self.nodes.get(key) else { continue };
-            if node.users > 0 {
-                continue;
-            }
-            let (inputs, outputs, parameter) = (node.inputs.clone(), node.outputs.clone(), node.parameter);
-            let roots: Vec<ValueKey> = node.saved().iter().map(|&v| self.root(v)).collect();
-            for &root in &roots {
-                self.values[root].reads -= 1;
-            }
-            self.free_unused(roots);
-            let mut released = Vec::new();
-            for &output in &outputs {
-                self.drop_recipe(output, &mut released);
-            }
-            self.free_unused(released);
-            for &input in &inputs {
-                let producer = self.values[input].node;
-                self.nodes[producer].users -= 1;
-                worklist.push(producer);
-            }
-            for &output in &outputs {
-                self.values.remove(output);
-            }
-            self.nodes.remove(key);
-            if let Some(id) = parameter
-                && self.parameters.get(&id) == outputs.first()
-            {
-                self.parameters.remove(&id);
-            }
-        }
-    }
-
-    /// The result of a pending quantization. A failure leaves the value in full, parked or counted.
-    pub fn finish_quantize(&mut self, value: ValueKey, result: Result<Quantized>, error: Option<f64>) {
-        let Some(v) = self.values.get_mut(value) else { return };
-        match result {
-            // The user may have freed it, or a pass may have ended, while the kernel ran.
-            Ok(quantized) if matches!(v.stored, Stored::Full(_)) => {
-                v.stored = Stored::Quantized(quantized);
-                v.quantization_error = error;
-                self.stats.quantized += 1;
-            }
-            Ok(_) => {}
-            Err(Error::NonFinite { .. }) if self.options.non_finite == NonFinite::KeepFull => {
-                // From here on the value is as if marked Keep, so that a pass reads it so.
-                v.mark = Some(Mark::Keep);
-                self.stats.full_precision_fallbacks += 1;
-            }
-            Err(error) => self.parked = Some(error),
-        }
+        self.stats.by_path.entry(path.to_string()).or_default().forward += nanos;
     }
 
     /// Bytes that the tape stores for backward, each storage once; leaves, which the user owns, apart.

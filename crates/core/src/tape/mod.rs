@@ -3,23 +3,27 @@
 mod audit;
 mod graph;
 mod pass;
+mod replay;
 mod report;
 mod scope;
+mod settle;
+mod var;
 
 use crate::device::same_device;
 use crate::kernel::RandomStream;
 use crate::layout::Shape;
-use crate::mark::Int8Spec;
 use crate::ops::{Exec, Op, Outputs, Spec};
 use crate::{DType, Device, Error, Kernel, Kind, Mark, Policy, Result, Tensor};
-use graph::{Graph, MarkSource, NewNode, NewValue, PendingQuantize, Quantized, Stored, ValueKey};
+use graph::{Disposition, Graph, MarkSource, NewNode, NewValue, PendingQuantize, Quantized, ValueKey};
 pub use scope::{Scope, checkpoint};
 use smallvec::{SmallVec, smallvec};
 use std::cell::{Cell, RefCell, RefMut};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
+pub use var::{Gradients, Var};
 
 /// Names one parameter across tapes, so that however often a tape is asked for it, there is one leaf. Any number that is
 /// unique among the parameters in use will do, such as the address of the parameter's cell.
@@ -105,6 +109,7 @@ pub struct Stats {
 }
 
 struct Shared {
+    identity: Arc<()>,
     graph: RefCell<Graph>,
     /// Handles that went while the graph was borrowed.
     dropped: RefCell<Vec<ValueKey>>,
@@ -135,6 +140,7 @@ impl Tape {
     /// A tape with options.
     pub fn with(device: &Device, options: TapeOptions) -> Tape {
         Tape(Rc::new(Shared {
+            identity: Arc::default(),
             graph: RefCell::new(Graph::new(device, options)),
             dropped: RefCell::new(Vec::new()),
             kernel_nanos: Cell::new(0),
@@ -170,8 +176,9 @@ impl Tape {
     pub fn parameter(&self, id: ParameterId, tensor: &Tensor, requires_grad: bool) -> Result<Var> {
         let mut graph = self.graph();
         graph.check("parameter")?;
+        same_device("parameter", tensor.device(), &graph.device)?;
         if let Some(&key) = graph.parameters.get(&id)
-            && graph.reopen_leaf(key, tensor)
+            && graph.reopen_leaf(key, tensor, requires_grad)
         {
             drop(graph);
             return Ok(Var { tape: self.clone(), key });
@@ -273,18 +280,25 @@ impl Tape {
             inputs: specs.iter().map(Spec::to_string).collect::<Vec<_>>().join(", "),
             reason,
         };
+        let located = |error| match error {
+            Error::InvalidValue { reason, .. } | Error::InvalidTensor { reason, .. } => invalid(reason),
+            other => other,
+        };
         let promised = rule.infer(&specs).map_err(invalid)?;
         let requires_grad = needs.contains(&true) && promised.iter().any(|o| o.spec.dtype.is_float());
         if requires_grad {
             for save in rule.saves(&needs).iter().filter(|s| s.exact) {
                 if let crate::ops::Slot::In(i) = save.slot {
                     let root = &graph.values[graph.root(inputs[i].key)];
-                    if matches!(root.mark, Some(Mark::Int8(_))) && root.source == MarkSource::Value {
+                    let by_user = matches!(root.mark, Some(Mark::Int8(_))) && root.source == MarkSource::Value;
+                    let by_pass = root.read_as == Some(Disposition::Quantize);
+                    if by_user || by_pass {
+                        let earlier = if by_pass { ", and a pass has read it as int8" } else { "" };
                         return Err(Error::MarkNotAllowed {
                             mark: "int8",
                             path: root.path.to_string(),
                             op: graph.nodes[root.node].op_name(),
-                            reason: format!("{name} at `{path}` reads it exactly; mark it keep or recompute"),
+                            reason: format!("{name} at `{path}` reads it exactly{earlier}; mark it keep or recompute"),
                         });
                     }
                 }
@@ -294,14 +308,11 @@ impl Tape {
 
         let before = self.0.kernel_nanos.get();
         let (outputs, is_view) = match rule.view(&tensors[0]) {
-            Some(views) => (views?, true),
+            Some(views) => (views.map_err(located)?, true),
             None => {
                 let exec = self.exec(&device, Kind::Activation);
-                let outputs = allocate(&exec, &promised)?;
-                rule.forward(&exec, &tensors, &outputs).map_err(|error| match error {
-                    Error::InvalidValue { reason, .. } => invalid(reason),
-                    other => other,
-                })?;
+                let outputs = allocate(&exec, &promised).map_err(located)?;
+                rule.forward(&exec, &tensors, &outputs).map_err(located)?;
                 (outputs, false)
             }
         };
@@ -311,9 +322,6 @@ impl Tape {
 
         let mut graph = self.graph();
         graph.stats.forward_flops += cost.flops;
-        if profile {
-            graph.stats.by_path.entry(path).or_default().forward += self.0.kernel_nanos.get() - before;
-        }
         let visible: SmallVec<[bool; 1]> = promised.iter().map(|o| !o.statistic).collect();
         let outputs = outputs
             .into_iter()
@@ -331,6 +339,9 @@ impl Tape {
             parameter: None,
             name,
         });
+        if profile {
+            graph.add_forward_time(keys[0], self.0.kernel_nanos.get() - before);
+        }
         drop(graph);
         for p in pending {
             self.quantize(p);
@@ -351,16 +362,13 @@ impl Tape {
             let graph = self.graph();
             (graph.device.clone(), graph.options.measure_quantization)
         };
-        let result = quantize(&self.exec(&device, Kind::Quantized), &tensor, group).map_err(|error| match error {
-            Error::NonFinite { .. } => {
-                let graph = self.graph();
-                let v = &graph.values[value];
-                Error::NonFinite { path: v.path.to_string(), op: graph.nodes[v.node].op_name() }
-            }
-            other => other,
+        let result = quantize(&self.exec(&device, Kind::Quantized), &tensor, group).map_err(|error| {
+            let graph = self.graph();
+            let v = &graph.values[value];
+            error.of_value(&v.path, graph.nodes[v.node].op_name())
         });
         let error = match &result {
-            Ok(quantized) if measure && device.computes() => self.quantization_error(&device, &tensor, quantized).ok(),
+            Ok(quantized) if measure => self.quantization_error(&device, &tensor, quantized).ok(),
             _ => None,
         };
         let mut graph = self.graph();
@@ -371,9 +379,11 @@ impl Tape {
 
     /// Relative L2 distance of an int8 store from the original.
     fn quantization_error(&self, device: &Device, original: &Tensor, quantized: &Quantized) -> Result<f64> {
-        let stored = dequantize(&self.exec(device, Kind::Workspace), quantized)?.to_f64_vec()?;
+        // Both tensors on every device, so that a dry run takes the same memory.
+        let stored = dequantize(&self.exec(device, Kind::Workspace), quantized)?.cast(DType::F64, Kind::Workspace)?;
+        let original = original.cast(DType::F64, Kind::Workspace)?;
         let (mut error, mut norm) = (0.0, 0.0);
-        for (x, y) in original.to_f64_vec()?.into_iter().zip(stored) {
+        for (x, y) in original.to_vec::<f64>()?.into_iter().zip(stored.to_vec::<f64>()?) {
             error += (x - y) * (x - y);
             norm += x * x;
         }
@@ -393,20 +403,24 @@ impl Tape {
     }
 }
 
+const EMPTY_GROUP: &str = "a group needs at least 1 element; 64 is usual";
+
 fn allocate(exec: &Exec<'_>, promised: &Outputs) -> Result<SmallVec<[Tensor; 1]>> {
     promised.iter().map(|o| exec.empty_like(&o.spec)).collect()
 }
 
-/// Stores a tensor as int8. Fails where a group isn't finite.
+/// Stores a tensor as int8. Fails where a group isn't finite, or has no elements; the caller names the value.
 fn quantize(exec: &Exec<'_>, tensor: &Tensor, group: usize) -> Result<Quantized> {
+    if group == 0 {
+        let reason = EMPTY_GROUP.into();
+        return Err(Error::MarkNotAllowed { mark: "int8", path: String::new(), op: "", reason });
+    }
     let spec = Spec::of(tensor);
-    let last = spec.shape.last().copied().unwrap_or(1);
     let mut scales: Shape = spec.shape.clone();
     match scales.last_mut() {
         Some(last) => *last = last.div_ceil(group),
         None => scales.push(1),
     }
-    debug_assert!(group > 0 && (last == 0 || scales.last() != Some(&0)));
     let q = exec.empty(&spec.shape, DType::U8)?;
     let scales = exec.empty(&scales, DType::F32)?;
     exec.run(Kernel::Quantize { x: tensor, group, q: &q, scales: &scales })?;
@@ -421,183 +435,4 @@ fn dequantize(exec: &Exec<'_>, quantized: &Quantized) -> Result<Tensor> {
     let Quantized { q, scales, group, .. } = quantized;
     exec.run(Kernel::Dequantize { q, scales, group: *group, out: &out })?;
     Ok(out)
-}
-
-/// A value on a tape: a counted handle. When the last handle of a value (and of the views of it) goes, the tape stores,
-/// quantizes, drops or frees it. Release handles early; `let h = f(&h)?` keeps the old one to the end of its block.
-pub struct Var {
-    tape: Tape,
-    key: ValueKey,
-}
-
-impl Clone for Var {
-    fn clone(&self) -> Var {
-        self.tape.graph().retain_handle(self.key);
-        Var { tape: self.tape.clone(), key: self.key }
-    }
-}
-
-impl Drop for Var {
-    fn drop(&mut self) {
-        self.tape.release(self.key);
-    }
-}
-
-impl fmt::Debug for Var {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Var(`{}`, {}{:?})", self.path(), self.dtype(), self.shape())
-    }
-}
-
-impl Var {
-    /// The tape it belongs to.
-    pub fn tape(&self) -> &Tape {
-        &self.tape
-    }
-    /// Sizes of the dimensions.
-    pub fn shape(&self) -> Shape {
-        self.tape.graph().values[self.key].spec.shape.clone()
-    }
-    /// The elements' type.
-    pub fn dtype(&self) -> DType {
-        self.tape.graph().values[self.key].spec.dtype
-    }
-    /// Scopes and name, `blocks.3.attn.softmax`.
-    pub fn path(&self) -> String {
-        self.tape.graph().values[self.key].path.to_string()
-    }
-    /// Whether backward reaches it.
-    pub fn requires_grad(&self) -> bool {
-        self.tape.graph().values[self.key].requires_grad
-    }
-    /// The tensor: always the exact one, whatever the mark.
-    pub fn tensor(&self) -> Result<Tensor> {
-        Ok(self.tape.graph().values[self.key].live.clone().expect("a value with a handle has its tensor"))
-    }
-    /// The number in a tensor of one element.
-    pub fn item(&self) -> Result<f64> {
-        self.tensor()?.item()
-    }
-
-    /// Drop this value when its last handle goes, and replay its op when backward asks for it.
-    pub fn recompute(self) -> Result<Var> {
-        self.set_mark(Mark::Recompute)?;
-        Ok(self)
-    }
-    /// Store this value as int8 (group 64) when its last handle goes.
-    pub fn int8(self) -> Result<Var> {
-        self.set_mark(Mark::Int8(Int8Spec::default()))?;
-        Ok(self)
-    }
-    /// Store this value in full, also where it is only replayed from.
-    pub fn keep(self) -> Result<Var> {
-        self.set_mark(Mark::Keep)?;
-        Ok(self)
-    }
-
-    /// Marks this value (a view marks the value that owns the storage), over any scope and policy.
-    ///
-    /// # Errors
-    /// [`Error::MarkTooLate`] once the value has settled or a pass has begun, and where a change from keep or int8 to
-    /// recompute finds an input gone. [`Error::MarkNotAllowed`] on leaves, integers, statistics (kept exactly), and for
-    /// int8 where a reader needs the exact value.
-    pub fn set_mark(&self, mark: Mark) -> Result<()> {
-        let mut graph = self.tape.graph();
-        graph.check("mark")?;
-        let root = graph.root(self.key);
-        let v = &graph.values[root];
-        let op = graph.nodes[v.node].op_name();
-        let path = v.path.to_string();
-        let not_allowed =
-            |reason: &str| Error::MarkNotAllowed { mark: mark.name(), path: path.clone(), op, reason: reason.into() };
-        let too_late = |reason: String| Error::MarkTooLate { mark: mark.name(), path: path.clone(), op, reason };
-        if mark != Mark::Keep {
-            if graph.nodes[v.node].is_leaf() {
-                return Err(not_allowed("it is a leaf, which has no op to replay and belongs to you; leaves are kept"));
-            }
-            if v.exact {
-                return Err(not_allowed("integers and statistics are always kept exactly"));
-            }
-        }
-        if let Mark::Int8(spec) = mark {
-            if v.read_exactly {
-                return Err(not_allowed("an op reads it exactly (tiled attention its q and k); keep or recompute it"));
-            }
-            if spec.group == 0 {
-                return Err(not_allowed("a group needs at least 1 element; 64 is usual"));
-            }
-        }
-        if graph.passes > 0 {
-            return Err(too_late("a backward pass has begun; mark before the first one".into()));
-        }
-        if !matches!(v.stored, Stored::Unsettled) {
-            return Err(too_late("it has settled; mark it while you hold its first handle".into()));
-        }
-        if mark == Mark::Recompute && !v.holds_recipe {
-            let inputs = graph.nodes[v.node].inputs.clone();
-            let gone = inputs.iter().find(|&&i| matches!(graph.values[graph.root(i)].stored, Stored::Freed));
-            if let Some(&input) = gone {
-                let input = &graph.values[graph.root(input)].path;
-                return Err(too_late(format!(
-                    "its input `{input}` was freed, because it was marked {} when recorded; mark it in the statement that \
-                     makes it, or change the rule",
-                    v.mark.map_or("otherwise", Mark::name)
-                )));
-            }
-        }
-        let v = &mut graph.values[root];
-        (v.mark, v.source, v.may_drop_outside) = (Some(mark), MarkSource::Value, false);
-        graph.update_recipe(root);
-        Ok(())
-    }
-
-    /// Records an op of one visible output with this value as its first input. Op files and custom ops build on it.
-    pub fn apply(&self, op: impl Into<Op>, others: &[&Var]) -> Result<Var> {
-        Ok(self.apply_all(op, others)?.swap_remove(0))
-    }
-
-    /// Records an op with this value as its first input; all visible outputs.
-    pub fn apply_all(&self, op: impl Into<Op>, others: &[&Var]) -> Result<Vec<Var>> {
-        let mut inputs: SmallVec<[&Var; 3]> = smallvec![self];
-        inputs.extend_from_slice(others);
-        Ok(self.tape.record(op.into(), &inputs)?.into_vec())
-    }
-
-    /// An [`Error::InvalidInput`] about a call on this value.
-    pub(crate) fn invalid(&self, op: &'static str, reason: impl Into<String>) -> Error {
-        let graph = self.tape.graph();
-        Error::InvalidInput {
-            op,
-            path: graph.scopes.last().expect("the top scope never closes").path_of(op),
-            inputs: graph.values[self.key].spec.to_string(),
-            reason: reason.into(),
-        }
-    }
-}
-
-/// The gradients of one backward pass.
-#[derive(Debug, Default)]
-pub struct Gradients {
-    // Ordered, so that they are freed in the same order on every run.
-    by_value: BTreeMap<ValueKey, Tensor>,
-    by_parameter: BTreeMap<ParameterId, Tensor>,
-}
-
-impl Gradients {
-    /// The gradient of a leaf; `None` where the loss doesn't depend on it.
-    pub fn of(&self, leaf: &Var) -> Option<&Tensor> {
-        self.by_value.get(&leaf.key)
-    }
-    /// The gradient of a parameter; `None` where the loss doesn't depend on it.
-    pub fn parameter(&self, id: ParameterId) -> Option<&Tensor> {
-        self.by_parameter.get(&id)
-    }
-    /// How many leaves have a gradient.
-    pub fn len(&self) -> usize {
-        self.by_value.len()
-    }
-    /// True where no leaf has one.
-    pub fn is_empty(&self) -> bool {
-        self.by_value.is_empty()
-    }
 }

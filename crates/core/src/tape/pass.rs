@@ -4,49 +4,49 @@
 //! Readers are counted for the pass over the nodes reachable from the seeds; a replayed or dequantized value is freed
 //! after its last reader, and so is, in a consuming pass, what the tape stores.
 
-use super::audit::Fingerprint;
-use super::graph::{Disposition, Graph, NodeKey, Quantized, Stored, ValueKey};
-use super::{Gradients, Tape, Var, Verify, dequantize, quantize};
+use super::graph::{Disposition, Graph, NodeKey, Stored, ValueKey};
+use super::{Gradients, Tape, Var, Verify};
+use crate::device::same_device;
 use crate::ops::{Backward, SavedSource, Slot, Spec};
-use crate::{Device, Error, Kind, Mark, Result, Tensor};
+use crate::{Device, Error, Kind, Result, Tensor};
 use slotmap::SecondaryMap;
 use smallvec::SmallVec;
-use std::collections::{HashMap, HashSet};
-use std::time::Instant;
 
 /// A root's part in a pass.
 #[derive(Debug, Default)]
-struct PassValue {
+pub(super) struct PassValue {
     /// Reads by nodes yet to be visited, and by recipes that may yet be replayed in this pass.
-    readers: u32,
+    pub(super) readers: u32,
     /// Int8 lies in its replay chain.
-    tainted: bool,
+    pub(super) tainted: bool,
     /// Not there: to be replayed.
-    replay: bool,
+    pub(super) replay: bool,
     /// Replayed or dequantized, until its last reader.
-    held: Option<Tensor>,
+    pub(super) held: Option<Tensor>,
     /// Segments of the nodes that will read it.
-    segments: SmallVec<[Option<u32>; 2]>,
+    pub(super) segments: SmallVec<[Option<u32>; 2]>,
 }
 
 #[derive(Debug, Default)]
-struct PassNode {
-    reachable: bool,
+pub(super) struct PassNode {
+    pub(super) reachable: bool,
     /// Its inputs have a reader for its replay.
-    open: bool,
-    replays: u64,
+    pub(super) open: bool,
+    pub(super) replays: u64,
 }
 
-struct Pass<'a> {
-    tape: &'a Tape,
-    device: Device,
-    retain: bool,
-    verify: bool,
-    values: SecondaryMap<ValueKey, PassValue>,
-    nodes: SecondaryMap<NodeKey, PassNode>,
-    grads: SecondaryMap<ValueKey, Tensor>,
-    replay_nanos: u64,
-    quantize_nanos: u64,
+pub(super) struct Pass<'a> {
+    pub(super) tape: &'a Tape,
+    pub(super) device: Device,
+    pub(super) retain: bool,
+    pub(super) verify: bool,
+    pub(super) values: SecondaryMap<ValueKey, PassValue>,
+    pub(super) nodes: SecondaryMap<NodeKey, PassNode>,
+    pub(super) grads: SecondaryMap<ValueKey, Tensor>,
+    /// The user's own tensors: never given away as a gradient.
+    pub(super) given: Vec<Tensor>,
+    pub(super) replay_nanos: u64,
+    pub(super) quantize_nanos: u64,
 }
 
 impl Tape {
@@ -72,15 +72,16 @@ impl Tape {
         let seed = Tensor::uninit(tensor.device(), tensor.shape(), tensor.dtype(), Kind::Activation)?;
         tensor.device().backend().run(&crate::Kernel::Fill { value: 1.0, out: &seed })?;
         drop(tensor);
-        self.backward_seeded(vec![(loss, seed)], retain)
+        self.backward_seeded(vec![(loss, seed)], Vec::new(), retain)
     }
 
     /// Gradients from given gradients of any values (the vector of a vector-Jacobian product). With `retain` the tape stays.
     pub fn backward_from(&self, seeds: &[(&Var, &Tensor)], retain: bool) -> Result<Gradients> {
-        self.backward_seeded(seeds.iter().map(|&(v, g)| (v, g.clone())).collect(), retain)
+        let given = seeds.iter().map(|&(_, g)| g.clone()).collect();
+        self.backward_seeded(seeds.iter().map(|&(v, g)| (v, g.clone())).collect(), given, retain)
     }
 
-    fn backward_seeded(&self, seeds: Vec<(&Var, Tensor)>, retain: bool) -> Result<Gradients> {
+    fn backward_seeded(&self, seeds: Vec<(&Var, Tensor)>, given: Vec<Tensor>, retain: bool) -> Result<Gradients> {
         {
             let mut graph = self.graph();
             graph.check("backward")?;
@@ -94,6 +95,7 @@ impl Tape {
                 let reason = "it depends on no leaf that requires a gradient; make one with `leaf` or `parameter`";
                 return Err(no_gradient(v, reason));
             }
+            same_device("backward_from", g.device(), &self.device())?;
             if Spec::of(g) != Spec::of(&v.tensor()?) {
                 return Err(no_gradient(
                     v,
@@ -101,7 +103,7 @@ impl Tape {
                 ));
             }
         }
-        let mut pass = Pass::plan(self, &seeds, retain);
+        let mut pass = Pass::plan(self, &seeds, given, retain);
         let result = pass.run(seeds);
         let (replay, quantize) = (pass.replay_nanos, pass.quantize_nanos);
         drop(pass);
@@ -123,20 +125,11 @@ fn no_gradient(v: &Var, reason: impl Into<String>) -> Error {
     Error::NoGradient { path: value.path.to_string(), op: graph.nodes[value.node].op_name(), reason: reason.into() }
 }
 
-/// How a root is read by a pass.
-enum Source {
-    Ready(Tensor),
-    /// Dequantize the store.
-    Dequantize(Quantized),
-    /// The user holds an Int8 value: quantize and dequantize it, as if no handle existed.
-    RoundTrip(Tensor, usize),
-}
-
 impl<'a> Pass<'a> {
     /// Counts the readers of this pass and decides what must be replayed.
-    fn plan(tape: &'a Tape, seeds: &[(&Var, Tensor)], retain: bool) -> Pass<'a> {
+    fn plan(tape: &'a Tape, seeds: &[(&Var, Tensor)], given: Vec<Tensor>, retain: bool) -> Pass<'a> {
         let mut graph = tape.graph();
-        graph.passes += 1;
+        graph.marked_before = graph.next_sequence;
         let mut values: SecondaryMap<ValueKey, PassValue> =
             graph.values.keys().map(|k| (k, PassValue::default())).collect();
         let mut nodes: SecondaryMap<NodeKey, PassNode> = graph.nodes.keys().map(|k| (k, PassNode::default())).collect();
@@ -190,17 +183,18 @@ impl<'a> Pass<'a> {
                 }
             }
         }
-        if !retain {
-            for (key, v) in graph.values.iter_mut() {
-                if values[key].readers == 0 {
-                    v.stored = Stored::Freed;
-                }
+        for (key, v) in graph.values.iter_mut() {
+            let part = &values[key];
+            if !retain && part.readers == 0 {
+                v.stored = Stored::Freed;
+            } else if part.readers > 0 && part.tainted && matches!(v.stored, Stored::Unsettled) {
+                v.read_as = Some(if part.replay { Disposition::Drop } else { Disposition::Quantize });
             }
         }
         let (device, verify) = (graph.device.clone(), graph.options.verify == Verify::Bits);
         drop(graph);
         let (grads, replay_nanos, quantize_nanos) = (SecondaryMap::new(), 0, 0);
-        Pass { tape, device, retain, verify, values, nodes, grads, replay_nanos, quantize_nanos }
+        Pass { tape, device, retain, verify, values, nodes, grads, given, replay_nanos, quantize_nanos }
     }
 
     fn run(&mut self, seeds: Vec<(&Var, Tensor)>) -> Result<Gradients> {
@@ -208,7 +202,7 @@ impl<'a> Pass<'a> {
             self.add_grad(v.key, g)?;
         }
         let order = self.tape.graph().in_recording_order();
-        let mut gradients = Gradients::default();
+        let mut gradients = Gradients { identity: self.tape.0.identity.clone(), ..Gradients::default() };
         for key in order.into_iter().rev() {
             if !self.nodes[key].reachable {
                 continue;
@@ -219,8 +213,7 @@ impl<'a> Pass<'a> {
                 let (leaf, parameter) = (node.outputs[0], node.parameter);
                 drop(graph);
                 if let Some(mut grad) = self.grads.remove(leaf) {
-                    let whole = grad.len() * grad.dtype().size() == grad.storage_bytes();
-                    if !(whole && grad.is_contiguous()) {
+                    if !self.may_give(&grad) {
                         grad = grad.copy(Kind::Gradient)?;
                     }
                     grad.storage().set_kind(Kind::Gradient);
@@ -317,11 +310,16 @@ impl<'a> Pass<'a> {
             None => grad,
             Some(sum) => self.tape.exec(&self.device, kind).accumulate(sum, grad)?,
         };
-        if is_leaf {
+        if is_leaf && self.may_give(&grad) {
             grad.storage().set_kind(Kind::Gradient);
         }
         self.grads.insert(value, grad);
         Ok(())
+    }
+
+    /// Whether a leaf's gradient may be handed out as it is: not a part of a larger tensor, not the user's own.
+    fn may_give(&self, grad: &Tensor) -> bool {
+        grad.covers_storage() && !self.given.iter().any(|given| given.shares_storage(grad))
     }
 
     /// A node's read of a value is over.
@@ -336,7 +334,7 @@ impl<'a> Pass<'a> {
     }
 
     /// One reader less; a recipe that nobody will need again in this pass lets its inputs go.
-    fn unread(&mut self, graph: &mut Graph, root: ValueKey) {
+    pub(super) fn unread(&mut self, graph: &mut Graph, root: ValueKey) {
         let mut worklist = vec![root];
         while let Some(root) = worklist.pop() {
             let value = &mut self.values[root];
@@ -354,229 +352,6 @@ impl<'a> Pass<'a> {
             if self.nodes[key].open && !node.outputs.iter().any(still_wanted) {
                 self.nodes[key].open = false;
                 worklist.extend(node.inputs.iter().map(|&i| graph.root(i)));
-            }
-        }
-    }
-
-    /// A link of a replay chain that is let go when the chain has passed: it belongs to another segment, and is neither
-    /// a boundary nor read in the segment being visited.
-    fn is_transient(&self, graph: &Graph, root: ValueKey, target: ValueKey, visited: Option<u32>) -> bool {
-        let (v, p) = (&graph.values[root], &self.values[root]);
-        p.replay
-            && root != target
-            && v.segment.is_some()
-            && v.segment != visited
-            && !v.boundary
-            && !p.segments.contains(&visited)
-    }
-
-    fn is_there(&self, root: ValueKey) -> bool {
-        self.values[root].held.is_some() || !self.values[root].replay
-    }
-
-    /// The tensor of a value: stored, lent by the user, dequantized, or replayed.
-    fn read(&mut self, value: ValueKey, segment: Option<u32>) -> Result<Tensor> {
-        let root = self.tape.graph().root(value);
-        if !self.is_there(root) {
-            let start = Instant::now();
-            let quantize_before = self.quantize_nanos;
-            let result = self.replay(root, segment);
-            let quantize = self.quantize_nanos - quantize_before;
-            self.replay_nanos += (start.elapsed().as_nanos() as u64).saturating_sub(quantize);
-            result?;
-        }
-        self.view(value)
-    }
-
-    /// The tensor of a value whose root is there, through its views.
-    fn view(&mut self, value: ValueKey) -> Result<Tensor> {
-        let root = self.tape.graph().root(value);
-        let mut tensor = self.base(root)?;
-        let graph = self.tape.graph();
-        let mut views: SmallVec<[ValueKey; 4]> = SmallVec::new();
-        let mut at = value;
-        while at != root {
-            views.push(at);
-            at = graph.nodes[graph.values[at].node].inputs[0];
-        }
-        for view in views.into_iter().rev() {
-            let v = &graph.values[view];
-            let op = graph.nodes[v.node].op.clone().expect("a view is made by an op");
-            tensor = op.rule().view(&tensor).expect("a view's op has a view")?.swap_remove(v.output);
-        }
-        Ok(tensor)
-    }
-
-    /// The tensor of a root that is there.
-    fn base(&mut self, root: ValueKey) -> Result<Tensor> {
-        if let Some(held) = &self.values[root].held {
-            return Ok(held.clone());
-        }
-        let graph = self.tape.graph();
-        let v = &graph.values[root];
-        let source = match (&v.stored, &v.live) {
-            (Stored::Full(tensor), _) => Source::Ready(tensor.clone()),
-            (Stored::Quantized(quantized), _) => Source::Dequantize(quantized.clone()),
-            (_, Some(live)) => match (graph.disposition(root), v.mark) {
-                (Disposition::Quantize, Some(Mark::Int8(spec))) if matches!(v.stored, Stored::Unsettled) => {
-                    Source::RoundTrip(live.clone(), spec.group)
-                }
-                _ => Source::Ready(live.clone()),
-            },
-            _ => {
-                let (op, path) = (graph.nodes[v.node].op_name(), v.path.to_string());
-                return Err(Error::Internal { op, path, reason: "backward reads it, but it is gone".into() });
-            }
-        };
-        let (op, path) = (graph.nodes[v.node].op_name(), v.path.clone());
-        drop(graph);
-        let start = Instant::now();
-        let exec = self.tape.exec(&self.device, Kind::Recomputed);
-        let tensor = match source {
-            Source::Ready(tensor) => return Ok(tensor),
-            Source::Dequantize(quantized) => dequantize(&exec, &quantized)?,
-            Source::RoundTrip(live, group) => {
-                let stored = quantize(&self.tape.exec(&self.device, Kind::Quantized), &live, group);
-                drop(live);
-                let stored = stored.map_err(|error| match error {
-                    Error::NonFinite { .. } => Error::NonFinite { path: path.to_string(), op },
-                    other => other,
-                })?;
-                dequantize(&exec, &stored)?
-            }
-        };
-        self.quantize_nanos += start.elapsed().as_nanos() as u64;
-        self.values[root].held = Some(tensor.clone());
-        Ok(tensor)
-    }
-
-    /// Replays what is missing of a root's chain, found by a worklist and run in recording order.
-    fn replay(&mut self, target: ValueKey, visited: Option<u32>) -> Result<()> {
-        let graph = self.tape.graph();
-        let mut chain: HashSet<NodeKey> = HashSet::new();
-        // How often each root is an input of the chain: a transient link goes with its last use.
-        let mut uses: HashMap<ValueKey, u32> = HashMap::new();
-        let mut worklist = vec![target];
-        while let Some(value) = worklist.pop() {
-            let key = graph.values[value].node;
-            if !chain.insert(key) {
-                continue;
-            }
-            for &input in &graph.nodes[key].inputs {
-                let root = graph.root(input);
-                *uses.entry(root).or_default() += 1;
-                if !self.is_there(root) {
-                    worklist.push(root);
-                }
-            }
-        }
-        let mut chain: Vec<NodeKey> = chain.into_iter().collect();
-        chain.sort_unstable_by_key(|&n| graph.nodes[n].sequence);
-        drop(graph);
-        for key in chain {
-            self.replay_node(key, target, visited, &mut uses)?;
-        }
-        Ok(())
-    }
-
-    fn replay_node(
-        &mut self,
-        key: NodeKey,
-        target: ValueKey,
-        visited: Option<u32>,
-        uses: &mut HashMap<ValueKey, u32>,
-    ) -> Result<()> {
-        let graph = self.tape.graph();
-        let node = &graph.nodes[key];
-        let (inputs, outputs, flops) = (node.inputs.clone(), node.outputs.clone(), node.flops);
-        let (op, name, path) = (node.op.clone(), node.op_name(), graph.values[outputs[0]].path.clone());
-        let specs: SmallVec<[Spec; 3]> = outputs.iter().map(|&o| graph.values[o].spec.clone()).collect();
-        let profile = graph.options.profile;
-        drop(graph);
-        let Some(op) = op else {
-            return Err(Error::Internal {
-                op: name,
-                path: path.to_string(),
-                reason: "a leaf can't be replayed".into(),
-            });
-        };
-
-        let tensors: SmallVec<[Tensor; 3]> = inputs.iter().map(|&i| self.view(i)).collect::<Result<_>>()?;
-        let exec = self.tape.exec(&self.device, Kind::Recomputed);
-        let before = self.tape.0.kernel_nanos.get();
-        let produced: SmallVec<[Tensor; 1]> = specs.iter().map(|s| exec.empty_like(s)).collect::<Result<_>>()?;
-        op.rule().forward(&exec, &tensors, &produced)?;
-        drop(tensors);
-        self.nodes[key].replays += 1;
-
-        let mut graph = self.tape.graph();
-        graph.stats.replays += 1;
-        graph.stats.replayed_flops += flops;
-        graph.stats.most_replays_of_a_node = graph.stats.most_replays_of_a_node.max(self.nodes[key].replays);
-        *graph.stats.replayed_paths.entry(path.to_string()).or_default() += 1;
-        if profile {
-            let nanos = self.tape.0.kernel_nanos.get() - before;
-            graph.stats.by_path.entry(path.to_string()).or_default().replay += nanos;
-        }
-        drop(graph);
-
-        // Fill all outputs that this pass still reads; never replace one that is there.
-        let mut all_transient = true;
-        for (&output, tensor) in outputs.iter().zip(produced) {
-            let value = &self.values[output];
-            if !(value.replay && value.readers > 0 && value.held.is_none()) {
-                continue;
-            }
-            if self.verify {
-                self.audit(output, &tensor)?;
-            }
-            self.values[output].held = Some(tensor);
-            all_transient &= self.is_transient(&self.tape.graph(), output, target, visited);
-        }
-        let tape = self.tape;
-        let mut graph = tape.graph();
-        let close = !all_transient && std::mem::replace(&mut self.nodes[key].open, false);
-        for &input in &inputs {
-            let root = graph.root(input);
-            let left = uses.get_mut(&root).expect("every input of the chain was counted");
-            *left -= 1;
-            let last_use = *left == 0;
-            if close {
-                self.unread(&mut graph, root);
-            }
-            if last_use && self.is_transient(&graph, root, target, visited) && self.nodes[graph.values[root].node].open
-            {
-                self.values[root].held = None;
-            }
-        }
-        Ok(())
-    }
-
-    /// Compares a replay with what was dropped; behind an int8 value, with the first replay.
-    fn audit(&self, output: ValueKey, tensor: &Tensor) -> Result<()> {
-        if !self.device.computes() {
-            return Ok(());
-        }
-        let fingerprint = {
-            let mut graph = self.tape.graph();
-            if self.values[output].tainted && !graph.audited_behind_int8.contains(&output) {
-                graph.audited_behind_int8.insert(output);
-                graph.values[output].audit = None;
-            }
-            graph.values[output].audit.take()
-        };
-        let (difference, fingerprint) = match fingerprint {
-            Some(fingerprint) => (fingerprint.first_difference(tensor)?, fingerprint),
-            None => (None, Fingerprint::of(tensor)?),
-        };
-        let mut graph = self.tape.graph();
-        graph.values[output].audit = Some(fingerprint);
-        match difference {
-            None => Ok(()),
-            Some(index) => {
-                let v = &graph.values[output];
-                let (path, op) = (v.path.to_string(), graph.nodes[v.node].op_name());
-                Err(Error::ReplayDiffers { path, op, index })
             }
         }
     }

@@ -4,6 +4,8 @@ use super::Tape;
 use super::graph::{Disposition, Graph, MarkSource, NodeKey, Stored, ValueKey};
 use crate::mark::Site;
 use crate::{Error, Kind, Ledger, LedgerEntry, Lint, Mark, Origin, Result, RuleUse};
+use slotmap::SecondaryMap;
+use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 impl Tape {
@@ -52,7 +54,9 @@ impl Graph {
         match (source, &self.options.policy) {
             (MarkSource::Value, _) => "value".into(),
             (MarkSource::Scope, _) => "scope".into(),
-            (MarkSource::Rule(rule), Some(policy)) => policy.rules()[rule].name.clone(),
+            (MarkSource::Rule(rule), Some(policy)) => {
+                policy.rules().get(rule).map_or_else(|| format!("rule {rule}"), |r| r.name.clone())
+            }
             (MarkSource::Default | MarkSource::Rule(_), _) => "default".into(),
         }
     }
@@ -71,10 +75,20 @@ impl Graph {
         }
     }
 
-    /// FLOPs and ops of replaying a root once from what is stored.
-    fn replay_cost(&self, root: ValueKey) -> (u64, u64) {
+    /// FLOPs and ops of replaying a root once from what is stored. `known` holds the costs of earlier roots: where a
+    /// chain doesn't branch it isn't walked again for each of its links.
+    fn replay_cost(&self, root: ValueKey, known: &SecondaryMap<ValueKey, (u64, u64)>) -> (u64, u64) {
         if !self.is_dropped(root) {
             return (0, 0);
+        }
+        let node = &self.nodes[self.values[root].node];
+        let mut dropped: SmallVec<[ValueKey; 3]> =
+            node.inputs.iter().map(|&i| self.root(i)).filter(|&r| self.is_dropped(r)).collect();
+        dropped.dedup();
+        if let [only] = dropped[..]
+            && let Some((flops, depth)) = known.get(only)
+        {
+            return (flops + node.flops, depth + 1);
         }
         let (mut flops, mut seen, mut worklist) = (0, HashSet::new(), vec![root]);
         while let Some(value) = worklist.pop() {
@@ -100,10 +114,12 @@ impl Graph {
                 }
             }
         }
-        let mut entries = Vec::new();
-        for (id, key) in self.roots().enumerate() {
+        let (mut entries, mut costs) = (Vec::new(), SecondaryMap::new());
+        for key in self.roots() {
             let v = &self.values[key];
             let node = &self.nodes[v.node];
+            let (recompute_flops, depth) = self.replay_cost(key, &costs);
+            costs.insert(key, (recompute_flops, depth));
             let owned_leaf = node.is_leaf() && self.is_held_by_tape_alone(key);
             let listed = if node.is_leaf() {
                 owned_leaf
@@ -113,9 +129,8 @@ impl Graph {
             if !listed {
                 continue;
             }
-            let (recompute_flops, depth) = self.replay_cost(key);
             entries.push(LedgerEntry {
-                id: id as u64,
+                id: v.id,
                 path: v.path.to_string(),
                 op: node.op_name(),
                 shape: v.spec.shape.to_vec(),
@@ -171,7 +186,7 @@ impl Graph {
                 (Mark::Int8(spec), Stored::Unsettled) => {
                     let last = v.spec.shape.last().copied().unwrap_or(1).max(1);
                     let rows = v.spec.len() / last;
-                    (v.spec.len() + 4 * rows * last.div_ceil(spec.group)) as i64
+                    (v.spec.len() + 4 * rows * last.div_ceil(spec.group.max(1))) as i64
                 }
                 (Mark::Int8(_), _) => v.stored_bytes() as i64,
                 #[allow(unreachable_patterns)] // marks are open to more
@@ -246,11 +261,11 @@ impl Graph {
                 flops: node.flops,
                 traffic: node.traffic,
             };
-            let decision = self.options.policy.as_ref().and_then(|p| Some((p.mark(&site)?, p)));
-            if let Some((decision, policy)) = decision
+            let decision = self.options.policy.as_ref().and_then(|p| p.mark(&site));
+            if let Some(decision) = decision
                 && decision.mark != Mark::Keep
             {
-                *covered.entry(policy.rules()[decision.rule].name.clone()).or_default() += 1;
+                *covered.entry(self.rule_name(MarkSource::Rule(decision.rule))).or_default() += 1;
             }
         }
         for (subject, values) in covered {

@@ -3,13 +3,15 @@
 use super::Tape;
 use super::graph::{Graph, MarkSource, Stored, ValueKey};
 use crate::mark::Site;
-use crate::{Mark, Result};
+use crate::{Error, Mark, Result};
 use std::collections::HashMap;
 use std::rc::Rc;
 
 /// An open scope.
 #[derive(Debug)]
 pub(crate) struct ScopeFrame {
+    /// Tells it from a later scope at the same depth.
+    id: u64,
     /// Names of the scopes from the outermost to this one, joined by dots; empty at the top.
     pub path: String,
     pub mark: Option<Mark>,
@@ -25,12 +27,20 @@ pub(crate) struct ScopeFrame {
 impl ScopeFrame {
     pub fn top() -> ScopeFrame {
         ScopeFrame {
+            id: 0,
             path: String::new(),
             mark: None,
             segment: None,
             is_segment: false,
             names: HashMap::new(),
             values: Vec::new(),
+        }
+    }
+
+    /// Notes a value that may outlive this scope; the top scope, which never closes, needs none.
+    pub fn note(&mut self, value: ValueKey) {
+        if self.id != 0 {
+            self.values.push(value);
         }
     }
 
@@ -58,6 +68,8 @@ impl ScopeFrame {
 pub struct Scope {
     tape: Tape,
     depth: usize,
+    id: u64,
+    path: String,
 }
 
 impl Scope {
@@ -67,29 +79,42 @@ impl Scope {
         let path = parent.path_of(name);
         let segment = parent.segment;
         let is_segment = graph.options.policy.as_ref().is_some_and(|p| p.is_segment(&path));
-        let mut frame = ScopeFrame { path, segment, ..ScopeFrame::top() };
+        graph.next_scope += 1;
+        let id = graph.next_scope;
+        let mut frame = ScopeFrame { id, path: path.clone(), segment, ..ScopeFrame::top() };
         if is_segment {
             frame.make_segment(&mut graph.next_segment);
         }
         graph.scopes.push(frame);
         let depth = graph.scopes.len() - 1;
         drop(graph);
-        Scope { tape: tape.clone(), depth }
+        Scope { tape: tape.clone(), depth, id, path }
+    }
+
+    /// Changes the open scope; where it has closed with one around it, that is an error, parked.
+    fn change(&self, what: &'static str, change: impl FnOnce(&mut ScopeFrame, &mut u32)) {
+        let mut graph = self.tape.graph();
+        let graph = &mut *graph;
+        match graph.scopes.get_mut(self.depth).filter(|s| s.id == self.id) {
+            Some(frame) => change(frame, &mut graph.next_segment),
+            None => {
+                let reason = "the scope has closed, with the one around it; scopes close in reverse order".into();
+                let path = self.path.clone();
+                graph.park(Error::MarkTooLate { mark: what, path, op: "scope", reason });
+            }
+        }
     }
 
     /// Marks every value of this scope that has no mark of its own. It overrules the policy and outer scopes.
     pub fn mark(self, mark: Mark) -> Scope {
-        self.tape.graph().scopes[self.depth].mark = Some(mark);
+        self.change(mark.name(), |frame, _| frame.mark = Some(mark));
         self
     }
 
     /// Makes this scope a segment: while backward visits another scope, a chain of replays through this one holds only
     /// its boundaries (the values that outlive it), not its inside.
     pub fn segment(self) -> Scope {
-        let mut graph = self.tape.graph();
-        let graph_ref = &mut *graph;
-        graph_ref.scopes[self.depth].make_segment(&mut graph_ref.next_segment);
-        drop(graph);
+        self.change("segment", ScopeFrame::make_segment);
         self
     }
 }
@@ -105,6 +130,10 @@ impl ScopeFrame {
 impl Drop for Scope {
     fn drop(&mut self) {
         let mut graph = self.tape.graph();
+        // It may have closed with a scope around it; another may be open at its depth.
+        if graph.scopes.get(self.depth).is_none_or(|s| s.id != self.id) {
+            return;
+        }
         // Scopes that were leaked or moved and are still open inside close with this one.
         while graph.scopes.len() > self.depth {
             close(&mut graph);
@@ -128,7 +157,7 @@ fn close(graph: &mut Graph) {
         let (op, flops, traffic, spec, output) =
             (node.op_name(), node.flops, node.traffic, value.spec.clone(), value.output);
         let unsettled = matches!(value.stored, Stored::Unsettled);
-        if is_root && !value.exact && unsettled && value.source != MarkSource::Value {
+        if is_root && !value.exact && unsettled && value.source != MarkSource::Value && !graph.mark_is_fixed(key) {
             let site = Site {
                 path: &frame.path,
                 op,
@@ -147,13 +176,14 @@ fn close(graph: &mut Graph) {
             (value.mark, value.source, value.may_drop_outside) = (mark, source, may_drop_outside);
             graph.require_recipe(key);
         }
+        graph.move_forward_time(key, &path);
         let value = &mut graph.values[key];
         value.path = path.clone();
         if unsettled {
             value.boundary |= frame.is_segment;
             value.segment = outer_segment;
         }
-        graph.scopes[level].values.push(key);
+        graph.scopes[level].note(key);
     }
 }
 

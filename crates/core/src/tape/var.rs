@@ -1,0 +1,193 @@
+//! Values as users hold them, and the gradients that a pass gives them.
+
+use super::graph::{MarkSource, Stored, ValueKey};
+use super::{EMPTY_GROUP, ParameterId, Tape};
+use crate::layout::Shape;
+use crate::mark::Int8Spec;
+use crate::ops::Op;
+use crate::{DType, Error, Mark, Result, Tensor};
+use smallvec::{SmallVec, smallvec};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// A value on a tape: a counted handle. When the last handle of a value (and of the views of it) goes, the tape stores,
+/// quantizes, drops or frees it. Release handles early; `let h = f(&h)?` keeps the old one to the end of its block.
+pub struct Var {
+    pub(super) tape: Tape,
+    pub(super) key: ValueKey,
+}
+
+impl Clone for Var {
+    fn clone(&self) -> Var {
+        self.tape.graph().retain_handle(self.key);
+        Var { tape: self.tape.clone(), key: self.key }
+    }
+}
+
+impl Drop for Var {
+    fn drop(&mut self) {
+        self.tape.release(self.key);
+    }
+}
+
+impl fmt::Debug for Var {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Var(`{}`, {}{:?})", self.path(), self.dtype(), self.shape())
+    }
+}
+
+impl Var {
+    /// The tape it belongs to.
+    pub fn tape(&self) -> &Tape {
+        &self.tape
+    }
+    /// Sizes of the dimensions.
+    pub fn shape(&self) -> Shape {
+        self.tape.graph().values[self.key].spec.shape.clone()
+    }
+    /// The elements' type.
+    pub fn dtype(&self) -> DType {
+        self.tape.graph().values[self.key].spec.dtype
+    }
+    /// Scopes and name, `blocks.3.attn.softmax`.
+    pub fn path(&self) -> String {
+        self.tape.graph().values[self.key].path.to_string()
+    }
+    /// Whether backward reaches it.
+    pub fn requires_grad(&self) -> bool {
+        self.tape.graph().values[self.key].requires_grad
+    }
+    /// The tensor: always the exact one, whatever the mark.
+    pub fn tensor(&self) -> Result<Tensor> {
+        Ok(self.tape.graph().values[self.key].live.clone().expect("a value with a handle has its tensor"))
+    }
+    /// The number in a tensor of one element.
+    pub fn item(&self) -> Result<f64> {
+        self.tensor()?.item()
+    }
+
+    /// Drop this value when its last handle goes, and replay its op when backward asks for it.
+    pub fn recompute(self) -> Result<Var> {
+        self.set_mark(Mark::Recompute)?;
+        Ok(self)
+    }
+    /// Store this value as int8 (group 64) when its last handle goes.
+    pub fn int8(self) -> Result<Var> {
+        self.set_mark(Mark::Int8(Int8Spec::default()))?;
+        Ok(self)
+    }
+    /// Store this value in full, also where it is only replayed from.
+    pub fn keep(self) -> Result<Var> {
+        self.set_mark(Mark::Keep)?;
+        Ok(self)
+    }
+
+    /// Marks this value (a view marks the value that owns the storage), over any scope and policy.
+    ///
+    /// # Errors
+    /// [`Error::MarkTooLate`] once the value has settled or a pass has begun since it was recorded, and where a change from keep or int8 to
+    /// recompute finds an input gone. [`Error::MarkNotAllowed`] on leaves, integers, statistics (kept exactly), and for
+    /// int8 where a reader needs the exact value.
+    pub fn set_mark(&self, mark: Mark) -> Result<()> {
+        let mut graph = self.tape.graph();
+        graph.check("mark")?;
+        let root = graph.root(self.key);
+        let v = &graph.values[root];
+        let op = graph.nodes[v.node].op_name();
+        let path = v.path.to_string();
+        let not_allowed =
+            |reason: &str| Error::MarkNotAllowed { mark: mark.name(), path: path.clone(), op, reason: reason.into() };
+        let too_late = |reason: String| Error::MarkTooLate { mark: mark.name(), path: path.clone(), op, reason };
+        if mark != Mark::Keep {
+            if graph.nodes[v.node].is_leaf() {
+                return Err(not_allowed("it is a leaf, which has no op to replay and belongs to you; leaves are kept"));
+            }
+            if v.exact {
+                return Err(not_allowed("integers and statistics are always kept exactly"));
+            }
+        }
+        if let Mark::Int8(spec) = mark {
+            if v.read_exactly {
+                return Err(not_allowed("an op reads it exactly (tiled attention its q and k); keep or recompute it"));
+            }
+            if spec.group == 0 {
+                return Err(not_allowed(EMPTY_GROUP));
+            }
+        }
+        if graph.mark_is_fixed(root) {
+            return Err(too_late("a backward pass has begun since; mark before the first one".into()));
+        }
+        if !matches!(v.stored, Stored::Unsettled) {
+            return Err(too_late("it has settled; mark it while you hold its first handle".into()));
+        }
+        if mark == Mark::Recompute && !v.holds_recipe {
+            let inputs = graph.nodes[v.node].inputs.clone();
+            let gone = inputs.iter().find(|&&i| matches!(graph.values[graph.root(i)].stored, Stored::Freed));
+            if let Some(&input) = gone {
+                let input = &graph.values[graph.root(input)].path;
+                return Err(too_late(format!(
+                    "its input `{input}` was freed, because it was marked {} when recorded; mark it in the statement that \
+                     makes it, or change the rule",
+                    v.mark.map_or("otherwise", Mark::name)
+                )));
+            }
+        }
+        let v = &mut graph.values[root];
+        (v.mark, v.source, v.may_drop_outside) = (Some(mark), MarkSource::Value, false);
+        graph.update_recipe(root);
+        Ok(())
+    }
+
+    /// Records an op of one visible output with this value as its first input. Op files and custom ops build on it.
+    pub fn apply(&self, op: impl Into<Op>, others: &[&Var]) -> Result<Var> {
+        Ok(self.apply_all(op, others)?.swap_remove(0))
+    }
+
+    /// Records an op with this value as its first input; all visible outputs.
+    pub fn apply_all(&self, op: impl Into<Op>, others: &[&Var]) -> Result<Vec<Var>> {
+        let mut inputs: SmallVec<[&Var; 3]> = smallvec![self];
+        inputs.extend_from_slice(others);
+        Ok(self.tape.record(op.into(), &inputs)?.into_vec())
+    }
+
+    /// An [`Error::InvalidInput`] about a call on this value.
+    pub(crate) fn invalid(&self, op: &'static str, reason: impl Into<String>) -> Error {
+        let graph = self.tape.graph();
+        Error::InvalidInput {
+            op,
+            path: graph.scopes.last().expect("the top scope never closes").path_of(op),
+            inputs: graph.values[self.key].spec.to_string(),
+            reason: reason.into(),
+        }
+    }
+}
+
+/// The gradients of one backward pass.
+#[derive(Debug, Default)]
+pub struct Gradients {
+    /// The tape's; another tape numbers its values alike.
+    pub(super) identity: Arc<()>,
+    // Ordered, so that they are freed in the same order on every run.
+    pub(super) by_value: BTreeMap<ValueKey, Tensor>,
+    pub(super) by_parameter: BTreeMap<ParameterId, Tensor>,
+}
+
+impl Gradients {
+    /// The gradient of a leaf; `None` where the loss doesn't depend on it, as with a leaf of another tape.
+    pub fn of(&self, leaf: &Var) -> Option<&Tensor> {
+        self.by_value.get(&leaf.key).filter(|_| Arc::ptr_eq(&self.identity, &leaf.tape.0.identity))
+    }
+    /// The gradient of a parameter; `None` where the loss doesn't depend on it.
+    pub fn parameter(&self, id: ParameterId) -> Option<&Tensor> {
+        self.by_parameter.get(&id)
+    }
+    /// How many leaves have a gradient.
+    pub fn len(&self) -> usize {
+        self.by_value.len()
+    }
+    /// True where no leaf has one.
+    pub fn is_empty(&self) -> bool {
+        self.by_value.is_empty()
+    }
+}

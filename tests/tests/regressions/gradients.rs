@@ -1,0 +1,229 @@
+//! Ops and gradients. Reported in: G2 burn 5568; G3 burn 4694, pytorch 41508; G4 burn 1441; G5 burn 1140, candle 2114; G7 burn 5287,
+//! candle 3756, dfdx 846; G8 burn 686; G11 candle 2168, 3011, 3569; G13 candle 3736, 3418; G14 burn 5375; G16 candle 534,
+//! tinygrad; G17 burn 2333, 4302; G18 burn 5193; G19 candle 1241. (G7, G8, G13 are also held for every op by `ops.rs`.)
+
+use retape_core::ops::Op;
+use retape_core::{DType, Device, Result, Tape, Tensor, Var};
+use retape_tests::{floats, random, sample_tensor};
+
+fn cpu() -> Device {
+    retape_cpu::device_with_threads(2).unwrap()
+}
+
+/// The gradient of sum(f(x) c) with c = 1, 2, 3, ...: never a gradient of ones.
+fn gradient(device: &Device, x: &Tensor, f: impl Fn(&Var) -> Result<Var>) -> Vec<f64> {
+    let tape = Tape::new(device);
+    let leaf = tape.leaf(x).unwrap();
+    let y = f(&leaf).unwrap();
+    let len = y.shape().iter().product::<usize>();
+    let c = floats(device, &y.shape(), &(1..=len).map(|i| i as f64).collect::<Vec<_>>(), x.dtype());
+    let gradients = tape.backward_from(&[(&y, &c)], false).unwrap();
+    gradients.of(&leaf).unwrap().to_f64_vec().unwrap()
+}
+
+/// G2: ignored tokens don't count in the mean.
+#[test]
+fn g02_ignored_tokens_don_t_count() {
+    let device = cpu();
+    let logits = [0.5, -1.0, 2.0, 0.1, 0.2, 0.3, 1.0, 1.0, -1.0];
+    let loss = |rows: usize, targets: &[i64]| {
+        let tape = Tape::new(&device);
+        let x = tape.leaf(&floats(&device, &[rows, 3], &logits[..rows * 3], DType::F64)).unwrap();
+        let t = tape.constant(&Tensor::from_slice(&device, &[rows], targets).unwrap()).unwrap();
+        x.cross_entropy(&t, -100).unwrap().item().unwrap()
+    };
+    approx::assert_relative_eq!(loss(3, &[2, 0, -100]), loss(2, &[2, 0]), epsilon = 1e-15);
+}
+
+/// G3: a row that sees nothing gives zeros and zero gradients, in softmax and in both forms of attention.
+#[test]
+fn g03_fully_masked_rows_are_zero() {
+    let device = cpu();
+    let inf = f64::NEG_INFINITY;
+    let x = floats(&device, &[2, 2], &[inf, inf, 0.0, 1.0], DType::F64);
+    let tape = Tape::new(&device);
+    let y = tape.leaf(&x).unwrap().softmax().unwrap().tensor().unwrap().to_vec::<f64>().unwrap();
+    assert_eq!(y[..2], [0.0, 0.0]);
+    assert_eq!(gradient(&device, &x, Var::softmax)[..2], [0.0, 0.0]);
+    let q = random(&device, &[1, 3, 1, 4], 1, DType::F64);
+    let k = random(&device, &[1, 2, 1, 4], 2, DType::F64);
+    let dq = gradient(&device, &q, |q| {
+        let k = q.tape().constant(&k)?;
+        q.attention(&k, &k, 0.5, true, 0.0)
+    });
+    assert_eq!(dq[..4], [0.0; 4]);
+    assert!(dq[4..].iter().all(|g| g.is_finite()));
+}
+
+/// G4: the gradient of abs at 0 is 0.
+#[test]
+fn g04_abs_at_zero() {
+    let device = cpu();
+    for dtype in [DType::F64, DType::F32] {
+        let x = floats(&device, &[4], &[-2.0, -0.0, 0.0, 3.0], dtype);
+        assert_eq!(gradient(&device, &x, Var::abs), [-1.0, 0.0, 0.0, 4.0]);
+    }
+}
+
+/// G5: activations and their gradients are finite and have the right limits far from 0.
+#[test]
+fn g05_activations_far_from_zero() {
+    let device = cpu();
+    type Unary = fn(&Var) -> Result<Var>;
+    let limits: [(Unary, f64, f64); 6] = [
+        (Var::sigmoid, 0.0, 0.0),
+        (Var::tanh, 0.0, 0.0),
+        (Var::silu, 0.0, 1.0),
+        (Var::gelu, 0.0, 1.0),
+        (Var::gelu_tanh, 0.0, 1.0),
+        (Var::relu, 0.0, 1.0),
+    ];
+    for dtype in [DType::F64, DType::F32] {
+        for far in [100.0, 1e4, 1e30] {
+            let x = floats(&device, &[2], &[-far, far], dtype);
+            for (f, low, high) in limits {
+                let g = gradient(&device, &x, f);
+                assert!((g[0] - low).abs() < 1e-20 && (g[1] - 2.0 * high).abs() < 1e-6, "{g:?} at {far}");
+            }
+        }
+    }
+}
+
+/// G7: zero-sized dimensions are ordinary.
+#[test]
+fn g07_zero_sized() {
+    let device = cpu();
+    let tape = Tape::new(&device);
+    let empty = tape.leaf(&floats(&device, &[3, 0], &[], DType::F32)).unwrap();
+    assert_eq!(empty.sum().unwrap().item().unwrap(), 0.0);
+    let right = tape.leaf(&floats(&device, &[0, 2], &[], DType::F32)).unwrap();
+    let product = empty.matmul(&right).unwrap();
+    assert_eq!(product.tensor().unwrap().to_vec::<f32>().unwrap(), [0.0; 6]);
+    assert!(tape.backward(&product.sum().unwrap()).is_ok());
+}
+
+/// G8: the gradient of a broadcast is summed over what was repeated.
+#[test]
+fn g08_broadcast_gradients_are_summed() {
+    let device = cpu();
+    let tape = Tape::new(&device);
+    let a = tape.leaf(&floats(&device, &[3, 1], &[1.0, 2.0, 3.0], DType::F64)).unwrap();
+    let b = tape.leaf(&floats(&device, &[1, 4], &[1.0, 10.0, 100.0, 1000.0], DType::F64)).unwrap();
+    let loss = a.mul(&b).unwrap().sum().unwrap();
+    let g = tape.backward(&loss).unwrap();
+    assert_eq!(g.of(&a).unwrap().to_vec::<f64>().unwrap(), [1111.0; 3]);
+    assert_eq!(g.of(&b).unwrap().to_vec::<f64>().unwrap(), [6.0; 4]);
+    assert_eq!((g.of(&a).unwrap().shape(), g.of(&b).unwrap().shape()), (&[3, 1][..], &[1, 4][..]));
+}
+
+/// G11: no op cuts the gradient: each float input of each op gets one, wherever its output is a float.
+#[test]
+fn g11_no_op_cuts_the_gradient() {
+    let device = cpu();
+    for sample in Op::all_samples() {
+        let tape = Tape::new(&device);
+        let leaves: Vec<Var> = sample
+            .inputs
+            .iter()
+            .map(|i| sample_tensor(&device, i, DType::F32))
+            .map(|t| if t.dtype().is_float() { tape.leaf(&t) } else { tape.constant(&t) })
+            .collect::<Result<_>>()
+            .unwrap();
+        let outputs = leaves[0].apply_all(sample.op.clone(), &leaves[1..].iter().collect::<Vec<_>>()).unwrap();
+        if !outputs.iter().any(|y| y.dtype().is_float()) {
+            continue;
+        }
+        let outputs: Vec<&Var> = outputs.iter().filter(|y| y.dtype().is_float()).collect();
+        let seeds: Vec<Tensor> =
+            outputs.iter().map(|y| Tensor::full(&device, &y.shape(), y.dtype(), 1.0).unwrap()).collect();
+        let pairs: Vec<(&Var, &Tensor)> = outputs.into_iter().zip(&seeds).collect();
+        let gradients = tape.backward_from(&pairs, false).unwrap();
+        for leaf in leaves.iter().filter(|l| l.requires_grad()) {
+            assert!(gradients.of(leaf).is_some(), "{:?} ({})", sample.op, sample.name);
+        }
+    }
+}
+
+/// G14, G13: a view shares what it views, and nothing that a user can call changes either.
+#[test]
+fn g14_views_can_t_be_written_through() {
+    let device = cpu();
+    let x = random(&device, &[4, 4], 1, DType::F32);
+    let before = x.to_bytes().unwrap();
+    let tape = Tape::new(&device);
+    let leaf = tape.leaf(&x).unwrap();
+    let view = leaf.transpose(0, 1).unwrap();
+    let y = view.exp().unwrap().add(&view).unwrap();
+    let loss = y.square().unwrap().sum().unwrap();
+    drop(y);
+    tape.backward(&loss).unwrap();
+    assert_eq!(x.to_bytes().unwrap(), before);
+}
+
+/// G16: ties share the gradient, so that its sum is preserved.
+#[test]
+fn g16_ties_share_the_gradient() {
+    let device = cpu();
+    let x = floats(&device, &[2, 3], &[5.0, 5.0, 1.0, 2.0, 2.0, 2.0], DType::F64);
+    let g = gradient(&device, &x, |x| x.amax(&[1], false));
+    approx::assert_relative_eq!(g[..], [0.5, 0.5, 0.0, 2.0 / 3.0, 2.0 / 3.0, 2.0 / 3.0][..], epsilon = 1e-15);
+    let y = floats(&device, &[2, 3], &[5.0, 0.0, 9.0, 2.0, 3.0, 1.0], DType::F64);
+    let g = gradient(&device, &x, |x| x.maximum(&x.tape().constant(&y)?));
+    assert_eq!(g, [0.5, 2.0, 0.0, 2.0, 0.0, 6.0]);
+}
+
+/// G17: live bytes are flat over a thousand steps, with and without backward.
+#[test]
+fn g17_a_thousand_steps_are_flat() {
+    let device = cpu();
+    let x = random(&device, &[8, 8], 1, DType::F32);
+    let base = device.meter().live();
+    for i in 0..1000 {
+        let tape = Tape::new(&device);
+        let h = tape.leaf(&x).unwrap().gelu().unwrap();
+        let loss = h.square().unwrap().sum().unwrap();
+        if i % 2 == 0 {
+            tape.backward(&loss).unwrap();
+        }
+        drop((h, loss, tape));
+        assert_eq!(device.meter().live(), base);
+    }
+}
+
+/// G18: a backward inside another tape's life, and tapes on several threads, don't block each other.
+#[test]
+fn g18_no_global_lock() {
+    let run = || {
+        let device = cpu();
+        let outer = Tape::new(&device);
+        let x = outer.leaf(&random(&device, &[4, 4], 1, DType::F32)).unwrap();
+        let loss = x.gelu().unwrap().sum().unwrap();
+        let inner = Tape::new(&device);
+        let y = inner.leaf(&x.tensor().unwrap()).unwrap();
+        let inner_loss = y.square().unwrap().sum().unwrap();
+        inner.backward(&inner_loss).unwrap();
+        outer.backward(&loss).unwrap().of(&x).unwrap().to_bytes().unwrap()
+    };
+    let expected = run();
+    let threads: Vec<_> = (0..3).map(|_| std::thread::spawn(run)).collect();
+    assert!(threads.into_iter().all(|t| t.join().unwrap() == expected));
+}
+
+/// G19: no gradient is computed for what needs none.
+#[test]
+fn g19_no_gradient_for_what_needs_none() {
+    let device = cpu();
+    let work = |frozen: bool| {
+        let tape = Tape::new(&device);
+        let x = tape.constant(&random(&device, &[16, 16], 1, DType::F32)).unwrap();
+        let w = random(&device, &[16, 16], 2, DType::F32);
+        let w = if frozen { tape.constant(&w) } else { tape.leaf(&w) }.unwrap();
+        let v = tape.leaf(&random(&device, &[16, 16], 3, DType::F32)).unwrap();
+        let y = x.matmul(&w).unwrap().matmul(&v).unwrap();
+        let loss = y.sum().unwrap();
+        let gradients = tape.backward(&loss).unwrap();
+        assert!(gradients.of(&x).is_none());
+        gradients.len()
+    };
+    assert_eq!((work(true), work(false)), (1, 2));
+}
