@@ -28,7 +28,7 @@ impl Rule for Glu {
         takes(1, inputs)?;
         let dtype = one_float_dtype(inputs)?;
         let mut shape = inputs[0].shape.clone();
-        if self.dim >= shape.len() || shape[self.dim] % 2 != 0 {
+        if self.dim >= shape.len() || !shape[self.dim].is_multiple_of(2) {
             return Err(format!("needs a dimension {} of an even size", self.dim));
         }
         shape[self.dim] /= 2;

@@ -100,7 +100,7 @@ impl Var {
     /// on, flat as in PyTorch; negative ones cut. Backward reads nothing.
     pub fn pad(&self, widths: &[isize], value: f64) -> Result<Var> {
         let rank = self.shape().len();
-        if widths.len() % 2 != 0 || widths.len() / 2 > rank {
+        if !widths.len().is_multiple_of(2) || widths.len() / 2 > rank {
             let reason = format!("needs two widths for each of at most {rank} dimensions, got {}", widths.len());
             return Err(self.invalid("pad", reason));
         }

@@ -459,7 +459,7 @@ fn complete<N: Extent>(shape: &[N], count: usize) -> Result<Shape, String> {
         return Err(format!("{sizes:?} is no shape; one size may be -1, the others are 0 or more"));
     }
     let rest = element_count(&known).map_err(|e| e.to_string())?;
-    if sizes.len() > known.len() && (rest == 0 || count % rest != 0) {
+    if sizes.len() > known.len() && (rest == 0 || !count.is_multiple_of(rest)) {
         return Err(format!("no size for the -1 in {sizes:?} gives {count} elements, or every size does"));
     }
     Ok(sizes.iter().map(|&n| if n < 0 { count / rest } else { n as usize }).collect())
