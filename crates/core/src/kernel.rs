@@ -133,8 +133,18 @@ pub enum Kernel<'a> {
     Softmax { x: &'a Tensor, out: &'a Tensor },
     /// out = y (g - sum(g y)) over the last dimension. In place: g.
     SoftmaxGrad { y: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
-    /// x `[.., Tq, Tk]`; out = value where key j > i + Tk - Tq, else x. In place: x.
-    CausalMask { x: &'a Tensor, value: f64, out: &'a Tensor },
+    /// x `[.., rows, columns]`; out = x where j - i <= diagonal (>= with `upper`), else value. In place: x.
+    Triangle { x: &'a Tensor, upper: bool, diagonal: isize, value: f64, out: &'a Tensor },
+    /// out[i] = x[n - 1 - i] along each of `dims` (without repeats). Any dtype.
+    Flip { x: &'a Tensor, dims: &'a [usize], out: &'a Tensor },
+    /// out[i] = x[indices[0][i], indices[1][i], .., i]: x has one leading dimension for each index tensor (i64 or i32, of
+    /// out's shape), then out's dimensions. Any dtype. An index outside its dimension is an InvalidValue error; with
+    /// `wrap`, -n..0 count from the end. Indices that repeat (stride 0) along a dimension are read once.
+    Gather { x: &'a Tensor, indices: &'a [&'a Tensor], wrap: bool, out: &'a Tensor },
+    /// out[indices[0][i], indices[1][i], .., i] += alpha source[i], each sum in the row-major order of i: Gather's
+    /// counterpart, with the indices and the source of one shape. `out` is updated, not wholly written, and may be a view
+    /// whose trailing dimensions repeat (stride 0): there everything meets in one place.
+    ScatterAdd { source: &'a Tensor, indices: &'a [&'a Tensor], wrap: bool, alpha: f64, out: &'a Tensor },
     /// out = 0 where the element's uniform number is below p, else x / (1 - p). In place: x.
     Dropout { x: &'a Tensor, p: f64, stream: RandomStream, out: &'a Tensor },
     /// Layer norm over the last dimension (n elements): mean, rstd = 1/sqrt(var + eps) (one each a row, biased
@@ -272,7 +282,10 @@ impl Kernel<'_> {
             Kernel::Matmul { .. } => "matmul",
             Kernel::Softmax { .. } => "softmax",
             Kernel::SoftmaxGrad { .. } => "softmax_grad",
-            Kernel::CausalMask { .. } => "causal_mask",
+            Kernel::Triangle { .. } => "triangle",
+            Kernel::Flip { .. } => "flip",
+            Kernel::Gather { .. } => "gather",
+            Kernel::ScatterAdd { .. } => "scatter_add",
             Kernel::Dropout { .. } => "dropout",
             Kernel::LayerNorm { .. } => "layer_norm",
             Kernel::LayerNormGrad { .. } => "layer_norm_grad",

@@ -185,18 +185,45 @@ impl Layout {
 
     /// The view of `len` elements of dimension `dim`, from `start`.
     pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Layout> {
-        if dim >= self.rank() || start.checked_add(len).is_none_or(|end| end > self.shape[dim]) {
+        self.slice(dim, start, len, 1)
+    }
+
+    /// The view of `len` elements of dimension `dim`, from `start`, `step` apart.
+    pub fn slice(&self, dim: usize, start: usize, len: usize, step: usize) -> Result<Layout> {
+        let end = len.checked_sub(1).map_or(Some(start), |n| n.checked_mul(step)?.checked_add(start)?.checked_add(1));
+        if dim >= self.rank() || step == 0 || end.is_none_or(|end| end > self.shape[dim]) {
+            let step = if step == 1 { String::new() } else { format!(" in steps of {step}") };
             return Err(Error::tensor(
                 "narrow",
-                format!("dimension {dim} from {start} for {len} is not inside {:?}", self.shape),
+                format!("dimension {dim} from {start} for {len}{step} is not inside {:?}", self.shape),
             ));
         }
         let mut view = self.clone();
         view.shape[dim] = len;
         view.offset += start * self.strides[dim];
+        // The stride of a single element is never used; the old one can't overflow.
+        view.strides[dim] = if len > 1 { step * self.strides[dim] } else { self.strides[dim] };
         Ok(view)
     }
 }
+
+/// A whole number as users write sizes, positions and dimensions: of any usual integer type, negative where the call
+/// says what that means.
+pub trait Extent: Copy {
+    /// The number; one too large for any tensor stays too large.
+    fn get(self) -> isize;
+}
+
+macro_rules! extent {
+    ($($t:ty),*) => {$(
+        impl Extent for $t {
+            fn get(self) -> isize {
+                isize::try_from(self).unwrap_or(isize::MAX)
+            }
+        }
+    )*};
+}
+extent!(usize, isize, i64, i32);
 
 /// Turns a dimension counted from the end (`-1` is the last) into an index, or says what is allowed.
 pub fn dimension(dim: isize, rank: usize) -> std::result::Result<usize, String> {

@@ -10,6 +10,7 @@ mod elementwise;
 mod embedding;
 mod exec;
 mod gemm;
+mod indexing;
 mod loss;
 mod math;
 mod norm;
@@ -101,7 +102,14 @@ impl Backend for Cpu {
             Kernel::Matmul { a, b, alpha, accumulate, out } => gemm::matmul(exec, a, b, alpha, accumulate, out)?,
             Kernel::Softmax { x, out } => softmax::softmax(exec, x, out)?,
             Kernel::SoftmaxGrad { y, g, out } => softmax::softmax_grad(exec, y, g, out)?,
-            Kernel::CausalMask { x, value, out } => softmax::causal_mask(exec, x, value, out)?,
+            Kernel::Triangle { x, upper, diagonal, value, out } => {
+                softmax::triangle(exec, x, (upper, diagonal), value, out)?
+            }
+            Kernel::Flip { x, dims, out } => indexing::flip(exec, x, dims, out),
+            Kernel::Gather { x, indices, wrap, out } => indexing::gather(exec, x, indices, wrap, out)?,
+            Kernel::ScatterAdd { source, indices, wrap, alpha, out } => {
+                indexing::scatter_add(exec, source, indices, wrap, alpha, out)?
+            }
             Kernel::LayerNorm { x, weight, bias, eps, out, mean, rstd } => {
                 norm::layer_norm(exec, norm::LayerNorm { x, weight, bias, eps, out, mean, rstd })?
             }

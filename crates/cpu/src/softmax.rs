@@ -101,17 +101,25 @@ pub(crate) fn softmax_grad(exec: &Exec, y: &Tensor, g: &Tensor, out: &Tensor) ->
     Ok(())
 }
 
-/// x `[.., Tq, Tk]`; out = value where key j > i + Tk - Tq, else x.
-pub(crate) fn causal_mask(exec: &Exec, x: &Tensor, value: f64, out: &Tensor) -> Result<()> {
-    let (queries, keys) = (x.shape()[x.rank() - 2], x.shape()[x.rank() - 1]);
-    for_float!("causal_mask", x.dtype(), T => {
+/// x `[.., rows, columns]`; out = x where j - i <= diagonal (>= with `upper`), else value.
+pub(crate) fn triangle(
+    exec: &Exec,
+    x: &Tensor,
+    (upper, diagonal): (bool, isize),
+    value: f64,
+    out: &Tensor,
+) -> Result<()> {
+    let (rows, columns) = (x.shape()[x.rank() - 2], x.shape()[x.rank() - 1]);
+    for_float!("triangle", x.dtype(), T => {
         let (xs, outs, value) = (Rows::<T>::of(x), Rows::<T>::of(out), T::of(value));
-        for_each_row::<T>(exec, xs.count, keys, 1, #[inline(always)] |r| {
+        for_each_row::<T>(exec, xs.count, columns, 1, #[inline(always)] |r| {
             let (x, o) = (xs.row(r), outs.row(r));
-            let visible = (r % queries + 1 + keys).saturating_sub(queries).min(keys);
-            for i in (0..keys).step_by(BLOCK) {
+            let on = diagonal.saturating_add((r % rows) as isize);
+            let within = |j: isize| j.clamp(0, columns as isize) as usize;
+            let (first, end) = if upper { (within(on), columns) } else { (0, within(on.saturating_add(1))) };
+            for i in (0..columns).step_by(BLOCK) {
                 let v = x.load::<BLOCK>(i, value);
-                o.store(i, lanes!(j => if i + j < visible { v[j] } else { value }));
+                o.store(i, lanes!(j => if first <= i + j && i + j < end { v[j] } else { value }));
             }
         });
     });

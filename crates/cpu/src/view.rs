@@ -268,6 +268,12 @@ impl<const K: usize> Run<K> {
         self.offsets[k]
     }
 
+    /// Steps between the run's elements in operand `k`'s span.
+    #[inline(always)]
+    pub fn stride(&self, k: usize) -> usize {
+        self.strides[k]
+    }
+
     /// Operand `k`'s elements.
     #[inline(always)]
     pub fn of<T: Copy + Default>(&self, k: usize, span: Span<T>) -> Span<T> {
@@ -277,20 +283,29 @@ impl<const K: usize> Run<K> {
 
 impl<const K: usize> Nest<K> {
     pub fn new(tensors: [&Tensor; K]) -> Nest<K> {
-        let shape = tensors[0].shape();
-        let (mut outer, mut outer_strides) = merged(shape, &tensors.map(|t| &t.layout().strides[..]));
+        Nest::over(tensors[0].shape(), tensors.map(|t| &t.layout().strides[..]))
+    }
+
+    /// Operands of this shape with these strides.
+    pub fn over(shape: &[usize], strides: [&[usize]; K]) -> Nest<K> {
+        let (mut outer, mut outer_strides) = merged(shape, &strides);
         let width = outer.pop().unwrap_or(1);
         let strides = std::array::from_fn(|k| outer_strides[k].pop().unwrap_or(1));
-        Nest { outer, outer_strides, width, strides, len: tensors[0].len() }
+        Nest { outer, outer_strides, width, strides, len: shape.iter().product() }
     }
 
     /// Calls `body` on runs that together cover every element once, in parallel. `cost` is the time of one element in
     /// units of a plain addition.
     #[inline(always)]
     pub fn for_each_run<T: Target>(&self, exec: &Exec, cost: usize, body: impl Fn(Run<K>) + Sync) {
-        let tasks = self.len.div_ceil(TASK);
-        exec.run::<Baseline>(tasks, self.len * cost, |task| {
-            self.walk(task * TASK, self.len.min((task + 1) * TASK), &|run| exec.compiled::<T, _, _>(&body, run));
+        self.for_each_run_in::<T>(exec, TASK, cost, body);
+    }
+
+    /// The same in tasks of `size` elements, for bodies that do much for each.
+    #[inline(always)]
+    pub fn for_each_run_in<T: Target>(&self, exec: &Exec, size: usize, cost: usize, body: impl Fn(Run<K>) + Sync) {
+        exec.run::<Baseline>(self.len.div_ceil(size), self.len * cost, |task| {
+            self.walk(task * size, self.len.min((task + 1) * size), &|run| exec.compiled::<T, _, _>(&body, run));
         });
     }
 

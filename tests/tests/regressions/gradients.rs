@@ -1,5 +1,5 @@
-//! Ops and gradients. Reported in: G2 burn 5568; G3 burn 4694, pytorch 41508; G4 burn 1441; G5 burn 1140, candle 2114; G7 burn 5287,
-//! candle 3756, dfdx 846; G8 burn 686; G11 candle 2168, 3011, 3569; G13 candle 3736, 3418; G14 burn 5375; G16 candle 534,
+//! Ops and gradients. Reported in: G1 burn 4063; G2 burn 5568; G3 burn 4694, pytorch 41508; G4 burn 1441; G5 burn 1140, candle 2114; G7 burn 5287,
+//! candle 3756, dfdx 846; G8 burn 686; G9 burn 2777; G11 candle 2168, 3011, 3569; G13 candle 3736, 3418; G14 burn 5375; G16 candle 534,
 //! tinygrad; G17 burn 2333, 4302; G18 burn 5193; G19 candle 1241. (G7, G8, G13 are also held for every op by `ops.rs`.)
 
 use retape_core::ops::Op;
@@ -19,6 +19,34 @@ fn gradient(device: &Device, x: &Tensor, f: impl Fn(&Var) -> Result<Var>) -> Vec
     let c = floats(device, &y.shape(), &(1..=len).map(|i| i as f64).collect::<Vec<_>>(), x.dtype());
     let gradients = tape.backward_from(&[(&y, &c)], false).unwrap();
     gradients.of(&leaf).unwrap().to_f64_vec().unwrap()
+}
+
+/// G1: the gradient of scattered values has the values' shape, whatever the target's and the index's.
+#[test]
+fn g01_scattered_values_have_their_own_gradient() {
+    let device = cpu();
+    let (target, values) = (random(&device, &[2, 5], 1, DType::F64), random(&device, &[4, 3], 2, DType::F64));
+    let index = Tensor::from_slice(&device, &[2, 2], &[4i64, 0, 1, 1]).unwrap();
+    let scattered = |target: &Var, values: &Var| {
+        let index = target.tape().constant(&index)?;
+        target.scatter_add(1, &index, values)
+    };
+    let to_values = gradient(&device, &values, |v| scattered(&v.tape().constant(&target)?, v));
+    assert_eq!(to_values, [5.0, 1.0, 0.0, 7.0, 7.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+    let to_target = gradient(&device, &target, |t| scattered(t, &t.tape().constant(&values)?));
+    assert_eq!(to_target, (1..=10).map(f64::from).collect::<Vec<_>>());
+}
+
+/// G9: the gradient of a repeated value is the sum over the repeats.
+#[test]
+fn g09_repeats_are_summed() {
+    let device = cpu();
+    let x = random(&device, &[1, 2], 1, DType::F64);
+    let repeated = |times: &[usize]| gradient(&device, &x, |x| x.repeat(times));
+    assert_eq!(repeated(&[3, 1]), [1.0 + 3.0 + 5.0, 2.0 + 4.0 + 6.0]);
+    assert_eq!(repeated(&[1, 2]), [1.0 + 3.0, 2.0 + 4.0]);
+    assert_eq!(repeated(&[2, 2, 1]), [1.0 + 3.0 + 5.0 + 7.0, 2.0 + 4.0 + 6.0 + 8.0]);
+    assert_eq!(gradient(&device, &x, |x| x.expand(&[3, -1])), repeated(&[3, 1]));
 }
 
 /// G2: ignored tokens don't count in the mean.

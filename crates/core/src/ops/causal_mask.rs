@@ -24,7 +24,7 @@ impl Rule for CausalMask {
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
-        exec.run(Kernel::CausalMask { x: &inputs[0], value: f64::NEG_INFINITY, out: &outputs[0] })
+        mask(exec, &inputs[0], f64::NEG_INFINITY, &outputs[0])
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
@@ -34,7 +34,7 @@ impl Rule for CausalMask {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
         let (exec, g) = (cx.exec(0), cx.grad0());
         let out = exec.replace(&g)?;
-        exec.run(Kernel::CausalMask { x: &g, value: 0.0, out: &out })?;
+        mask(&exec, &g, 0.0, &out)?;
         cx.set(0, out);
         Ok(())
     }
@@ -55,6 +55,12 @@ impl Rule for CausalMask {
             s("zero-sized", x(5, &[2, 0, 4])),
         ]
     }
+}
+
+/// out = x where query i may see key j, else value.
+fn mask(exec: &Exec<'_>, x: &Tensor, value: f64, out: &Tensor) -> Result<()> {
+    let diagonal = x.shape()[x.rank() - 1] as isize - x.shape()[x.rank() - 2] as isize;
+    exec.run(Kernel::Triangle { x, upper: false, diagonal, value, out })
 }
 
 impl Var {

@@ -1,12 +1,16 @@
 //! Embedding: y[.., :] = table[ids[..], :]. The gradient of the table is the sum of g's rows by id, added in the order of
-//! the ids, so it is the same on every run.
+//! the ids, so it is the same on every run; the padding's row gets none.
 
 use super::*;
+use crate::layout::dimension;
 use crate::tape::Var;
 
 /// Rows of a table `[vocabulary, size]` by integer ids. Inputs: table, ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Embedding;
+pub struct Embedding {
+    /// A row that is not learned: its gradient is 0.
+    pub padding: Option<usize>,
+}
 
 impl Rule for Embedding {
     fn name(&self) -> &'static str {
@@ -18,6 +22,9 @@ impl Rule for Embedding {
         let dtype = one_float_dtype(&inputs[..1])?;
         if inputs[0].shape.len() != 2 || !matches!(inputs[1].dtype, DType::I64 | DType::I32) {
             return Err("needs a table [vocabulary, size] and ids of dtype i64 or i32".into());
+        }
+        if let Some(padding) = self.padding.filter(|&row| row >= inputs[0].shape[0]) {
+            return Err(format!("the padding, row {padding}, is outside the table of {} rows", inputs[0].shape[0]));
         }
         let mut shape = inputs[1].shape.clone();
         shape.push(inputs[0].shape[1]);
@@ -37,6 +44,9 @@ impl Rule for Embedding {
         let ids = cx.saved(Slot::In(1))?;
         let out = exec.empty_like(cx.input(0))?;
         exec.run(Kernel::EmbeddingGrad { ids: &ids, g: &g, out: &out })?;
+        if let Some(row) = self.padding {
+            exec.run(Kernel::Fill { value: 0.0, out: &out.narrow(0, row, 1)? })?;
+        }
         cx.set(0, out);
         Ok(())
     }
@@ -48,13 +58,15 @@ impl Rule for Embedding {
     fn samples() -> Vec<Sample> {
         let x = SampleInput::random;
         let ids = SampleInput::integers;
-        let s = |name, table, ids| Sample::smooth(name, Embedding, [table, ids]);
+        let s = |name, table, ids| Sample::smooth(name, Embedding { padding: None }, [table, ids]);
         vec![
             s("ordinary", x(1, &[5, 3]), ids(&[4], &[1, 0, 4, 2])),
             s("repeated ids", x(2, &[5, 3]), ids(&[2, 3], &[1, 1, 4, 1, 0, 4])),
             s("rank 0", x(3, &[5, 3]), ids(&[], &[2])),
             s("transposed table", x(4, &[4, 6]).lying(SampleMemory::Transposed), ids(&[2], &[3, 0])),
             s("no ids", x(5, &[5, 3]), ids(&[0], &[])),
+            // Its gradient is 0 by definition, not by its finite difference.
+            Sample::kink("padding", Embedding { padding: Some(2) }, [x(6, &[4, 3]), ids(&[3], &[1, 2, 2])]),
         ]
     }
 }
@@ -63,6 +75,15 @@ impl Var {
     /// Rows of this table `[vocabulary, size]` by `ids` (i64 or i32) -> `[ids.., size]`. An id outside the table is an
     /// error. Backward reads the ids.
     pub fn embedding(&self, ids: &Var) -> Result<Var> {
-        self.apply(Embedding, &[ids])
+        self.apply(Embedding { padding: None }, &[ids])
+    }
+
+    /// As [`embedding`](Var::embedding); row `padding` (negative counts from the end) gets no gradient.
+    pub fn embedding_padded(&self, ids: &Var, padding: isize) -> Result<Var> {
+        let rows = self.shape().first().copied().unwrap_or(0);
+        let padding = dimension(padding, rows).map_err(|_| {
+            self.invalid("embedding", format!("the padding, row {padding}, is outside the table of {rows} rows"))
+        })?;
+        self.apply(Embedding { padding: Some(padding) }, &[ids])
     }
 }

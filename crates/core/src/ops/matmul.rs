@@ -3,8 +3,10 @@
 //! y = a b gives da = g b^T and db = a^T g, each summed over the batch dimensions in which its operand was repeated.
 //! A linear layer y = x W + c over flattened rows of x: dW = x^T g, dc = the sum of g's rows, dx = g W^T. The weight's
 //! gradient comes first, so that the saved x is gone before dx is allocated.
+//! y = beta c + alpha a b: dc = beta g (summed over what c was repeated in), da and db as of a product, times alpha.
 
 use super::*;
+use crate::kernel::Unary;
 use crate::layout::broadcast_shapes;
 use crate::tape::Var;
 
@@ -36,31 +38,16 @@ impl Rule for Matmul {
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
-        product(exec, &inputs[0], &inputs[1], &outputs[0])
+        product(exec, &inputs[0], &inputs[1], 1.0, &outputs[0])
     }
 
     fn saves(&self, needs: &[bool]) -> Saves {
-        saves([(needs[1], Slot::In(0)), (needs[0], Slot::In(1))].into_iter().filter(|s| s.0).map(|s| s.1))
+        product_saves(needs, 0)
     }
 
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
         let g = cx.grad0();
-        let batch = &g.shape()[..g.rank() - 2];
-        if cx.needs(1) {
-            let a = cx.saved(Slot::In(0))?;
-            let grad = batched(&cx.exec(1), &a.transpose(a.rank() - 2, a.rank() - 1)?, &g, batch)?;
-            drop(a);
-            let grad = cx.exec(1).sum_to(grad, &cx.input(1).shape)?;
-            cx.set(1, grad);
-        }
-        if cx.needs(0) {
-            let b = cx.saved(Slot::In(1))?;
-            let grad = batched(&cx.exec(0), &g, &b.transpose(b.rank() - 2, b.rank() - 1)?, batch)?;
-            drop(b);
-            let grad = cx.exec(0).sum_to(grad, &cx.input(0).shape)?;
-            cx.set(0, grad);
-        }
-        Ok(())
+        product_backward(cx, g, 0, 1.0)
     }
 
     fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {
@@ -89,25 +76,143 @@ impl Rule for Matmul {
 }
 
 /// out = a b with a's and b's batch dimensions repeated to out's.
-fn product(exec: &Exec<'_>, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
+fn product(exec: &Exec<'_>, a: &Tensor, b: &Tensor, alpha: f64, out: &Tensor) -> Result<()> {
     let batch = &out.shape()[..out.rank() - 2];
     let (a, b) = (in_batch(a, batch)?, in_batch(b, batch)?);
-    exec.run(Kernel::Matmul { a: &a, b: &b, alpha: 1.0, accumulate: false, out })
+    exec.run(Kernel::Matmul { a: &a, b: &b, alpha, accumulate: false, out })
 }
 
-/// a b in a new tensor with these batch dimensions.
-fn batched(exec: &Exec<'_>, a: &Tensor, b: &Tensor, batch: &[usize]) -> Result<Tensor> {
+/// alpha a b in a new tensor with these batch dimensions.
+fn batched(exec: &Exec<'_>, a: &Tensor, b: &Tensor, alpha: f64, batch: &[usize]) -> Result<Tensor> {
     let mut shape: Shape = batch.into();
     shape.extend([a.shape()[a.rank() - 2], b.shape()[b.rank() - 1]]);
     let out = exec.empty(&shape, a.dtype())?;
-    product(exec, a, b, &out)?;
+    product(exec, a, b, alpha, &out)?;
     Ok(out)
+}
+
+/// What the gradients of the operands `first` and `first + 1` of a product read: each the other one.
+fn product_saves(needs: &[bool], first: usize) -> Saves {
+    let (a, b) = (first, first + 1);
+    saves([(needs[b], Slot::In(a)), (needs[a], Slot::In(b))].into_iter().filter(|s| s.0).map(|s| s.1))
+}
+
+/// Sets the gradients of the operands `first` and `first + 1` of alpha a b.
+fn product_backward(cx: &mut Backward<'_>, g: Tensor, first: usize, alpha: f64) -> Result<()> {
+    let batch = &g.shape()[..g.rank() - 2];
+    let (ia, ib) = (first, first + 1);
+    if cx.needs(ib) {
+        let a = cx.saved(Slot::In(ia))?;
+        let grad = batched(&cx.exec(ib), &a.transpose(a.rank() - 2, a.rank() - 1)?, &g, alpha, batch)?;
+        drop(a);
+        let grad = cx.exec(ib).sum_to(grad, &cx.input(ib).shape)?;
+        cx.set(ib, grad);
+    }
+    if cx.needs(ia) {
+        let b = cx.saved(Slot::In(ib))?;
+        let grad = batched(&cx.exec(ia), &g, &b.transpose(b.rank() - 2, b.rank() - 1)?, alpha, batch)?;
+        drop(b);
+        let grad = cx.exec(ia).sum_to(grad, &cx.input(ia).shape)?;
+        cx.set(ia, grad);
+    }
+    Ok(())
 }
 
 fn in_batch(x: &Tensor, batch: &[usize]) -> Result<Tensor> {
     let mut shape: Shape = batch.into();
     shape.extend_from_slice(&x.shape()[x.rank() - 2..]);
     x.expand(&shape)
+}
+
+/// y = beta c + alpha a b with c broadcast to the product; with beta = 0, c isn't read. Inputs: c, a, b.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AddMatmul {
+    /// Factor on the addend.
+    pub beta: f64,
+    /// Factor on the product.
+    pub alpha: f64,
+    /// A product of batches, `[batch, m, k] x [batch, k, n]`, instead of matrices.
+    pub batched: bool,
+}
+
+impl Rule for AddMatmul {
+    fn name(&self) -> &'static str {
+        if self.batched { "baddbmm" } else { "addmm" }
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(3, inputs)?;
+        one_float_dtype(inputs)?;
+        strict(&inputs[1].shape, &inputs[2].shape, if self.batched { 3 } else { 2 })?;
+        let product = Matmul.infer(&inputs[1..])?;
+        let (c, y) = (&inputs[0].shape, &product[0].spec.shape);
+        if broadcast_shapes(c, y).is_none_or(|s| s != *y) {
+            return Err(format!("the addend {c:?} can't be broadcast to the product {y:?}"));
+        }
+        Ok(product)
+    }
+
+    fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
+        let (c, a, b, out) = (&inputs[0], &inputs[1], &inputs[2], &outputs[0]);
+        if self.beta != 0.0 {
+            exec.run(Kernel::Unary { f: Unary::Scale(self.beta), x: &c.expand(out.shape())?, out })?;
+        }
+        exec.run(Kernel::Matmul { a, b, alpha: self.alpha, accumulate: self.beta != 0.0, out })
+    }
+
+    fn saves(&self, needs: &[bool]) -> Saves {
+        product_saves(needs, 1)
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
+        let g = cx.grad0();
+        if cx.needs(0) {
+            let exec = cx.exec(0);
+            let sum = exec.sum_to(g.clone(), &cx.input(0).shape)?;
+            let out = exec.replace(&sum)?;
+            exec.run(Kernel::Unary { f: Unary::Scale(self.beta), x: &sum, out: &out })?;
+            cx.set(0, out);
+        }
+        product_backward(cx, g, 1, self.alpha)
+    }
+
+    fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {
+        Matmul.cost(&inputs[1..], outputs)
+    }
+
+    fn samples() -> Vec<Sample> {
+        use SampleMemory::*;
+        let x = SampleInput::random;
+        let mut samples = Vec::new();
+        for batched in [false, true] {
+            let of = |shape: [usize; 2]| if batched { vec![2, shape[0], shape[1]] } else { shape.to_vec() };
+            let m = |seed, rows, columns| x(seed, &of([rows, columns]));
+            let s = |name, beta, alpha, inputs: [SampleInput; 3]| {
+                Sample::smooth(name, AddMatmul { beta, alpha, batched }, inputs)
+            };
+            samples.extend([
+                s("ordinary", 1.0, 1.0, [m(1, 3, 5), m(2, 3, 4), m(3, 4, 5)]),
+                s("factors", -0.5, 2.0, [m(4, 3, 5), m(5, 3, 4), m(6, 4, 5)]),
+                s("no addend", 0.0, 1.0, [m(7, 3, 5), m(8, 3, 4), m(9, 4, 5)]),
+                s("row", 0.3, 1.0, [x(10, &[5]), m(11, 3, 4), m(12, 4, 5)]),
+                s("scalar", 2.0, 0.5, [x(13, &[]), m(14, 3, 4), m(15, 4, 5)]),
+                s("strided", 1.0, 0.5, [m(16, 6, 4), m(17, 6, 3).lying(Transposed), m(18, 3, 4).lying(Narrowed)]),
+                s("expanded", 1.0, 1.0, [m(19, 3, 5).lying(Expanded), m(20, 3, 4).lying(Expanded), m(21, 4, 5)]),
+                s("nothing to sum", 0.5, 1.0, [m(22, 3, 5), m(23, 3, 0), m(24, 0, 5)]),
+                s("no rows", 1.0, 1.0, [m(25, 0, 5), m(26, 0, 4), m(27, 4, 5)]),
+            ]);
+        }
+        samples
+    }
+}
+
+/// Why two operands aren't matrices (rank 2) or batches of one size (rank 3), if so.
+fn strict(a: &[usize], b: &[usize], rank: usize) -> Result<(), String> {
+    if a.len() != rank || b.len() != rank || a[..rank - 2] != b[..rank - 2] {
+        let wanted = if rank == 2 { "[m, k] and [k, n]" } else { "[batch, m, k] and [batch, k, n]" };
+        return Err(format!("needs {wanted}, got {a:?} and {b:?}"));
+    }
+    Ok(())
 }
 
 /// y = x W (+ c): `[.., in] -> [.., out]`. Inputs: x, W, and c `[out]` with `bias`.
@@ -228,10 +333,67 @@ fn rows(exec: &Exec<'_>, x: Tensor) -> Result<Tensor> {
 }
 
 impl Var {
-    /// Matrix product `[.., m, k] x [.., k, n] -> [.., m, n]` with broadcast batch dimensions. Backward reads each
-    /// operand whose partner needs a gradient.
+    /// Matrix product `[.., m, k] x [.., k, n] -> [.., m, n]` with broadcast batch dimensions. An operand of rank 1 is a
+    /// row on the left and a column on the right, and that dimension vanishes. Backward reads each operand whose partner
+    /// needs a gradient.
     pub fn matmul(&self, other: &Var) -> Result<Var> {
-        self.apply(Matmul, &[other])
+        let (row, column) = (self.shape().len() == 1, other.shape().len() == 1);
+        if !row && !column {
+            return self.apply(Matmul, &[other]);
+        }
+        let a = if row { self.unsqueeze(0)? } else { self.clone() };
+        let b = if column { other.unsqueeze(1)? } else { other.clone() };
+        let y = a.apply(Matmul, &[&b])?;
+        let mut shape = y.shape();
+        let n = shape.len();
+        if column {
+            shape.remove(n - 1);
+        }
+        if row {
+            shape.remove(n - 2);
+        }
+        y.reshape(&shape)
+    }
+
+    /// Product of two matrices. Backward reads each operand whose partner needs a gradient.
+    pub fn mm(&self, other: &Var) -> Result<Var> {
+        strict(&self.shape(), &other.shape(), 2).map_err(|reason| self.invalid("mm", reason))?;
+        self.matmul(other)
+    }
+
+    /// Products of two batches of matrices. Backward reads each operand whose partner needs a gradient.
+    pub fn bmm(&self, other: &Var) -> Result<Var> {
+        strict(&self.shape(), &other.shape(), 3).map_err(|reason| self.invalid("bmm", reason))?;
+        self.matmul(other)
+    }
+
+    /// beta self + alpha a b for matrices, this broadcast to the product and ignored if beta is 0. Backward reads a and b.
+    pub fn addmm(&self, a: &Var, b: &Var, beta: f64, alpha: f64) -> Result<Var> {
+        self.apply(AddMatmul { beta, alpha, batched: false }, &[a, b])
+    }
+
+    /// As [`addmm`](Var::addmm) for batches of matrices.
+    pub fn baddbmm(&self, a: &Var, b: &Var, beta: f64, alpha: f64) -> Result<Var> {
+        self.apply(AddMatmul { beta, alpha, batched: true }, &[a, b])
+    }
+
+    /// The products of all pairs: `[n]` and `[m]` give `[n, m]`. Backward reads both.
+    pub fn outer(&self, other: &Var) -> Result<Var> {
+        self.vectors("outer", other)?;
+        self.unsqueeze(1)?.apply(Matmul, &[&other.unsqueeze(0)?])
+    }
+
+    /// The sum of products of two vectors: a scalar. Backward reads both.
+    pub fn dot(&self, other: &Var) -> Result<Var> {
+        self.vectors("dot", other)?;
+        self.matmul(other)
+    }
+
+    fn vectors(&self, op: &'static str, other: &Var) -> Result<()> {
+        match (self.shape().len(), other.shape().len()) {
+            (1, 1) => Ok(()),
+            (a, b) => Err(self.invalid(op, format!("needs two vectors, got tensors of ranks {a} and {b}"))),
+        }
     }
 
     /// x W + c over the last dimension: `[.., in] -> [.., out]`, W `[in, out]`. Backward reads x (for the weight's
@@ -240,9 +402,15 @@ impl Var {
         self.linear_with(weight, bias, false)
     }
 
-    /// x W^T + c: as [`linear`](Var::linear) with W `[out, in]`, for a head tied to an embedding.
+    /// x W^T + c: as [`linear`](Var::linear) with W `[out, in]`, as PyTorch's, or for a head tied to an embedding. With
+    /// W `[in]` and a scalar c, the last dimension vanishes.
     pub fn linear_transposed(&self, weight: &Var, bias: Option<&Var>) -> Result<Var> {
-        self.linear_with(weight, bias, true)
+        if weight.shape().len() != 1 {
+            return self.linear_with(weight, bias, true);
+        }
+        let bias = bias.map(|c| c.unsqueeze(0)).transpose()?;
+        let y = self.linear_with(&weight.unsqueeze(0)?, bias.as_ref(), true)?;
+        y.squeeze_dims(&[-1])
     }
 
     fn linear_with(&self, weight: &Var, bias: Option<&Var>, transposed: bool) -> Result<Var> {

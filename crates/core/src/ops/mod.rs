@@ -484,22 +484,31 @@ pub mod copy;
 pub mod cross_entropy;
 pub mod dropout;
 pub mod embedding;
+pub mod flip;
+pub mod gather;
+pub mod glu;
+pub mod index;
 pub mod join;
 pub mod layer_norm;
 pub mod matmul;
+pub mod pad;
 pub mod reduce;
-pub mod select;
+pub mod repeat;
+pub mod roll;
 pub mod softmax;
+pub mod triangle;
 pub mod unary;
 pub mod view;
+pub mod where_;
 
 registry! {
     unary::UnaryOp,
     binary::BinaryOp,
-    select::Select,
+    where_::Where,
     reduce::ReduceOp,
     matmul::Matmul,
     matmul::Linear,
+    matmul::AddMatmul,
     softmax::Softmax,
     causal_mask::CausalMask,
     dropout::Dropout,
@@ -513,6 +522,15 @@ registry! {
     view::Narrow,
     view::Split,
     join::Cat,
+    flip::Flip,
+    roll::Roll,
+    repeat::Repeat,
+    pad::Pad,
+    triangle::Triangle,
+    glu::Glu,
+    gather::Gather,
+    gather::ScatterAdd,
+    index::Gathered,
     copy::Contiguous,
     copy::Cast,
 }

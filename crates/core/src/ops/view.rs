@@ -5,7 +5,7 @@
 //! joins the gradients of its parts, zeros where a part has none.
 
 use super::*;
-use crate::layout::{Layout, dimension, element_count};
+use crate::layout::{Extent, Layout, dimension, element_count};
 use crate::tape::Var;
 
 /// Runs the view function on a spec, so that `infer` and `view` reject the same inputs with the same words.
@@ -151,7 +151,7 @@ impl Rule for Expand {
     }
 }
 
-/// A run of elements of one dimension.
+/// Evenly spaced elements of one dimension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Narrow {
     /// The dimension.
@@ -160,6 +160,14 @@ pub struct Narrow {
     pub start: usize,
     /// How many.
     pub len: usize,
+    /// How far apart.
+    pub step: usize,
+}
+
+impl Narrow {
+    fn of(&self, x: &Tensor) -> Result<Tensor> {
+        x.slice(self.dim, self.start, self.len, self.step)
+    }
 }
 
 impl Rule for Narrow {
@@ -167,29 +175,30 @@ impl Rule for Narrow {
         "narrow"
     }
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
-        viewed(inputs, |l| l.narrow(self.dim, self.start, self.len))
+        viewed(inputs, |l| l.slice(self.dim, self.start, self.len, self.step))
     }
     fn view(&self, x: &Tensor) -> Option<Result<SmallVec<[Tensor; 1]>>> {
-        Some(x.narrow(self.dim, self.start, self.len).map(|v| smallvec![v]))
+        Some(self.of(x).map(|v| smallvec![v]))
     }
     is_view!();
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
         let (exec, g) = (cx.exec(0), cx.grad0());
         let out = exec.empty_like(cx.input(0))?;
         exec.run(Kernel::Fill { value: 0.0, out: &out })?;
-        exec.run(Kernel::Copy { x: &g, out: &out.narrow(self.dim, self.start, self.len)? })?;
+        exec.run(Kernel::Copy { x: &g, out: &self.of(&out)? })?;
         cx.set(0, out);
         Ok(())
     }
     fn samples() -> Vec<Sample> {
         let x = SampleInput::random;
-        let s = |name, dim, start, len, input| Sample::smooth(name, Narrow { dim, start, len }, [input]);
+        let s = |name, dim, start, len, input| Sample::smooth(name, Narrow { dim, start, len, step: 1 }, [input]);
         vec![
             s("rows", 0, 1, 2, x(1, &[4, 3])),
             s("columns", 1, 2, 3, x(2, &[4, 6])),
             s("middle", 1, 0, 1, x(3, &[2, 3, 4])),
             s("nothing", 0, 4, 0, x(4, &[4, 3])),
             s("transposed", 1, 1, 2, x(5, &[4, 6]).lying(SampleMemory::Transposed)),
+            Sample::smooth("every third", Narrow { dim: 1, start: 1, len: 3, step: 3 }, [x(6, &[2, 8, 2])]),
         ]
     }
 }
@@ -267,43 +276,191 @@ impl Rule for Split {
 }
 
 impl Var {
-    /// The same elements with another shape: a view, or a copy first where the strides don't allow one (then op
-    /// `contiguous` is recorded too).
-    pub fn reshape(&self, shape: &[usize]) -> Result<Var> {
-        let op = Reshape { shape: shape.into() };
-        let copies = element_count(shape).is_ok_and(|n| n == self.shape().iter().product::<usize>())
-            && self.tensor()?.view_as(shape)?.is_none();
+    /// The same elements with another shape, in which one size may be -1: what the others leave. A view, or a copy
+    /// first where the strides don't allow one (then op `contiguous` is recorded too).
+    pub fn reshape<N: Extent>(&self, shape: &[N]) -> Result<Var> {
+        let have: usize = self.shape().iter().product();
+        let shape = complete(shape, have).map_err(|reason| self.invalid("reshape", reason))?;
+        let copies = element_count(&shape)? == have && self.tensor()?.view_as(&shape)?.is_none();
+        let op = Reshape { shape };
         if copies { self.contiguous()?.apply(op, &[]) } else { self.apply(op, &[]) }
     }
 
-    /// A view with the dimensions in another order: `order[i]` becomes dimension i.
-    pub fn permute(&self, order: &[usize]) -> Result<Var> {
-        self.apply(Permute { order: order.into() }, &[])
+    /// A view with the dimensions in another order: `order[i]` (negative counts from the end) becomes dimension i.
+    pub fn permute<N: Extent>(&self, order: &[N]) -> Result<Var> {
+        let order = order.iter().map(|d| self.dim("permute", d.get())).collect::<Result<_>>()?;
+        self.apply(Permute { order }, &[])
     }
 
     /// A view with two dimensions exchanged (negative counts from the end).
     pub fn transpose(&self, a: isize, b: isize) -> Result<Var> {
-        let rank = self.shape().len();
-        let find = |d| dimension(d, rank).map_err(|reason| self.invalid("transpose", reason));
-        let mut order: Shape = (0..rank).collect();
-        order.swap(find(a)?, find(b)?);
+        let (a, b) = (self.dim_or_scalar("transpose", a)?, self.dim_or_scalar("transpose", b)?);
+        let mut order: Shape = (0..self.shape().len()).collect();
+        if a != b {
+            order.swap(a, b);
+        }
         self.permute(&order)
     }
 
-    /// A view with dimensions of size 1 repeated and leading dimensions added.
-    pub fn expand(&self, shape: &[usize]) -> Result<Var> {
-        self.apply(Expand { shape: shape.into() }, &[])
+    /// A view with dimensions of size 1 repeated and leading dimensions added; -1 leaves a size as it is.
+    pub fn expand<N: Extent>(&self, shape: &[N]) -> Result<Var> {
+        let have = self.shape();
+        let size = |(d, n): (usize, &N)| match (n.get(), (d + have.len()).checked_sub(shape.len())) {
+            (-1, Some(d)) => Ok(have[d]),
+            (n, _) => usize::try_from(n).map_err(|_| {
+                self.invalid(
+                    "expand",
+                    format!("size {n} is negative; -1 leaves a size as it is, new dimensions need one"),
+                )
+            }),
+        };
+        let shape = shape.iter().enumerate().map(size).collect::<Result<_>>()?;
+        self.apply(Expand { shape }, &[])
     }
 
-    /// A view of `len` elements of dimension `dim` from `start`. It holds the whole of what it views.
-    pub fn narrow(&self, dim: isize, start: usize, len: usize) -> Result<Var> {
-        let dim = dimension(dim, self.shape().len()).map_err(|reason| self.invalid("narrow", reason))?;
-        self.apply(Narrow { dim, start, len }, &[])
+    /// A view of `len` elements of dimension `dim` from `start` (negative counts from the end). It holds the whole of
+    /// what it views.
+    pub fn narrow(&self, dim: isize, start: impl Extent, len: impl Extent) -> Result<Var> {
+        let dim = self.dim("narrow", dim)?;
+        let (n, start, len) = (self.shape()[dim] as isize, start.get(), len.get());
+        if !(-n..=n).contains(&start) || len < 0 {
+            let reason =
+                format!("start {start} and length {len}; allowed are a start in {}..={n} and 0 or more elements", -n);
+            return Err(self.invalid("narrow", reason));
+        }
+        let start = if start < 0 { start + n } else { start } as usize;
+        self.apply(Narrow { dim, start, len: len as usize, step: 1 }, &[])
+    }
+
+    /// As [`narrow`](Var::narrow), from the number in `start`, an integer tensor of rank 0 (read on the host).
+    pub fn narrow_at(&self, dim: isize, start: &Var, len: impl Extent) -> Result<Var> {
+        if !start.shape().is_empty() || start.dtype().is_float() || start.dtype() == DType::Bool {
+            let reason = format!("start must be an integer tensor of rank 0, got {}{:?}", start.dtype(), start.shape());
+            return Err(self.invalid("narrow", reason));
+        }
+        self.narrow(dim, start.item()? as isize, len)
     }
 
     /// Views of consecutive runs of dimension `dim`; their lengths add up to it.
     pub fn split(&self, dim: isize, sizes: &[usize]) -> Result<Vec<Var>> {
-        let dim = dimension(dim, self.shape().len()).map_err(|reason| self.invalid("split", reason))?;
+        let dim = self.dim("split", dim)?;
         self.apply_all(Split { dim, sizes: sizes.into() }, &[])
     }
+
+    /// Views of consecutive runs of `size` elements of dimension `dim`, the last one shorter where they don't go into it.
+    pub fn split_every(&self, dim: isize, size: usize) -> Result<Vec<Var>> {
+        let n = self.shape()[self.dim("split", dim)?];
+        if size == 0 && n > 0 {
+            return Err(self.invalid("split", format!("dimension {dim} of size {n} can't be cut into runs of size 0")));
+        }
+        let count = if n == 0 { 1 } else { n.div_ceil(size) };
+        let sizes: Shape = (0..count).map(|i| size.min(n - i * size)).collect();
+        self.split(dim, &sizes)
+    }
+
+    /// At most `chunks` views of consecutive runs of dimension `dim`, of equal lengths but for the last.
+    pub fn chunk(&self, chunks: usize, dim: isize) -> Result<Vec<Var>> {
+        let n = self.shape()[self.dim("chunk", dim)?];
+        match (chunks, n) {
+            (0, _) => Err(self.invalid("chunk", "needs at least one chunk")),
+            (_, 0) => self.split(dim, &vec![0; chunks]),
+            _ => self.split_every(dim, n.div_ceil(chunks)),
+        }
+    }
+
+    /// A view without the dimensions of size 1.
+    pub fn squeeze(&self) -> Result<Var> {
+        let shape: Shape = self.shape().into_iter().filter(|&n| n != 1).collect();
+        self.reshape(&shape)
+    }
+
+    /// A view without those of `dims` that have size 1; the others stay.
+    pub fn squeeze_dims(&self, dims: &[isize]) -> Result<Var> {
+        let mut shape = self.shape();
+        let mut named: SmallVec<[usize; 4]> =
+            dims.iter().map(|&d| self.dim_or_scalar("squeeze", d)).collect::<Result<_>>()?;
+        named.sort_unstable();
+        if named.windows(2).any(|w| w[0] == w[1]) {
+            return Err(self.invalid("squeeze", format!("a dimension is named twice in {dims:?}")));
+        }
+        for d in named.into_iter().rev() {
+            if shape.get(d) == Some(&1) {
+                shape.remove(d);
+            }
+        }
+        self.reshape(&shape)
+    }
+
+    /// A view with a new dimension of size 1 before dimension `dim`; negative counts from behind the last.
+    pub fn unsqueeze(&self, dim: isize) -> Result<Var> {
+        let mut shape = self.shape();
+        let dim = dimension(dim, shape.len() + 1).map_err(|_| {
+            let n = shape.len() as isize;
+            self.invalid("unsqueeze", format!("a new dimension goes to {}..={n}, not to {dim}", -n - 1))
+        })?;
+        shape.insert(dim, 1);
+        self.reshape(&shape)
+    }
+
+    /// A view of position `index` (negative counts from the end) of dimension `dim`, which vanishes.
+    pub fn select(&self, dim: isize, index: impl Extent) -> Result<Var> {
+        let dim = self.dim("select", dim)?;
+        let (mut shape, index) = (self.shape(), index.get());
+        let Ok(start) = dimension(index, shape[dim]) else {
+            return Err(
+                self.invalid("select", format!("index {index} is outside dimension {dim} of size {}", shape[dim]))
+            );
+        };
+        shape.remove(dim);
+        self.apply(Narrow { dim, start, len: 1, step: 1 }, &[])?.reshape(&shape)
+    }
+
+    /// Views of every position of dimension `dim`, which vanishes.
+    pub fn unbind(&self, dim: isize) -> Result<Vec<Var>> {
+        let dim = self.dim("unbind", dim)?;
+        let mut shape = self.shape();
+        let n = shape.remove(dim);
+        if n == 0 {
+            return Ok(Vec::new());
+        }
+        let parts = self.apply_all(Split { dim, sizes: SmallVec::from_elem(1, n) }, &[])?;
+        parts.iter().map(|part| part.reshape(&shape)).collect()
+    }
+
+    /// Dimensions `start` to `end` (both included) as one; a scalar becomes `[1]`. A copy where the strides force one.
+    pub fn flatten(&self, start: isize, end: isize) -> Result<Var> {
+        let (start, end) = (self.dim_or_scalar("flatten", start)?, self.dim_or_scalar("flatten", end)?);
+        if start > end {
+            return Err(self.invalid("flatten", format!("dimension {start} comes after dimension {end}")));
+        }
+        let mut shape = self.shape();
+        let merged = shape.iter().take(end + 1).skip(start).product();
+        shape.drain(start..(end + 1).min(shape.len()));
+        shape.insert(start, merged);
+        self.reshape(&shape)
+    }
+
+    /// The index of a dimension that may be counted from the end.
+    pub(crate) fn dim(&self, op: &'static str, dim: isize) -> Result<usize> {
+        dimension(dim, self.shape().len()).map_err(|reason| self.invalid(op, reason))
+    }
+
+    /// The same for calls that take a scalar for a tensor of rank 1.
+    pub(crate) fn dim_or_scalar(&self, op: &'static str, dim: isize) -> Result<usize> {
+        dimension(dim, self.shape().len().max(1)).map_err(|reason| self.invalid(op, reason))
+    }
+}
+
+/// The shape with its -1 replaced by the size that makes `count` elements.
+fn complete<N: Extent>(shape: &[N], count: usize) -> Result<Shape, String> {
+    let sizes: SmallVec<[isize; 4]> = shape.iter().map(|n| n.get()).collect();
+    let known: Shape = sizes.iter().filter(|&&n| n >= 0).map(|&n| n as usize).collect();
+    if sizes.iter().any(|&n| n < -1) || sizes.len() > known.len() + 1 {
+        return Err(format!("{sizes:?} is no shape; one size may be -1, the others are 0 or more"));
+    }
+    let rest = element_count(&known).map_err(|e| e.to_string())?;
+    if sizes.len() > known.len() && (rest == 0 || !count.is_multiple_of(rest)) {
+        return Err(format!("no size for the -1 in {sizes:?} gives {count} elements, or every size does"));
+    }
+    Ok(sizes.iter().map(|&n| if n < 0 { count / rest } else { n as usize }).collect())
 }
