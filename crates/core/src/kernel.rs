@@ -31,7 +31,7 @@ pub enum Unary {
     Reciprocal,
     /// x^2; derivative 2x.
     Square,
-    /// |x|; derivative sign(x), 0 at 0.
+    /// |x|; derivative sign(x), 0 at 0 and NaN.
     Abs,
     /// tanh x; derivative 1 - y^2.
     Tanh,
@@ -130,7 +130,8 @@ pub enum ClampInput {
 pub enum Reduce {
     /// The sum; 0 of nothing. Derivative 1.
     Sum,
-    /// The largest; -inf of nothing, NaN if any is NaN. Derivative: 1 shared evenly among those equal to y.
+    /// The largest; -inf of nothing, NaN if any is NaN. Derivative: 1 shared evenly among those equal to y;
+    /// NaN where y is.
     Max,
     /// The smallest; inf of nothing, NaN if any is NaN. Derivative as Max.
     Min,
@@ -209,7 +210,8 @@ pub enum Kernel<'a> {
     UnaryGrad { f: Unary, saved: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
     /// out = f(a, b). In place: a, where a is contiguous.
     Binary { f: Binary, a: &'a Tensor, b: &'a Tensor, out: &'a Tensor },
-    /// Gradient of Maximum or Minimum by the first argument: out = g where a wins, g/2 on a tie, else 0. In place: g.
+    /// Gradient of Maximum or Minimum by the first argument: out = g where a wins or either is NaN, g/2 on a tie,
+    /// else 0. In place: g.
     ExtremumGrad { f: Binary, a: &'a Tensor, b: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
     /// out = f(a, b, c). In place: any of them that is contiguous.
     Ternary { f: Ternary, a: &'a Tensor, b: &'a Tensor, c: &'a Tensor, out: &'a Tensor },

@@ -161,12 +161,16 @@ pub(crate) fn unary_grad(exec: &Exec, f: Unary, saved: &Tensor, g: &Tensor, out:
             Unary::Rsqrt => go!(CHEAP, |g, y| g * (-half * y * y * y)),
             Unary::Reciprocal => go!(CHEAP, |g, y| g * -(y * y)),
             Unary::Square => go!(CHEAP, |g, x| g * (x + x)),
-            Unary::Abs => go!(CHEAP, |g, x| {
-                if x > T::ZERO { g } else if x < T::ZERO { -g } else { g * (x * T::ZERO) }
+            Unary::Abs => go!(CHEAP, |g, x| if x > T::ZERO {
+                g
+            } else if x < T::ZERO {
+                -g
+            } else {
+                T::ZERO
             }),
             Unary::Tanh => go!(CHEAP, |g, y| g * (one - y) * (one + y)),
             Unary::Sigmoid => go!(CHEAP, |g, y| g * (y * (one - y))),
-            Unary::Relu => go!(CHEAP, |g, x| if x > T::ZERO { g } else { T::ZERO }),
+            Unary::Relu => go!(CHEAP, |g, x| if x <= T::ZERO { T::ZERO } else { g }),
             Unary::Silu => go!(TRANSCENDENTAL, |g, x| {
                 let x = x.limit(low, high);
                 let s = x.sigmoid();
@@ -204,7 +208,7 @@ pub(crate) fn unary_grad(exec: &Exec, f: Unary, saved: &Tensor, g: &Tensor, out:
             }
             Unary::Elu(alpha) => {
                 let alpha = T::of(alpha);
-                go!(TRANSCENDENTAL, |g, x| if x > T::ZERO { g } else { g * (alpha * Float::exp(x)) })
+                go!(TRANSCENDENTAL, |g, x| if x <= T::ZERO { g * (alpha * Float::exp(x)) } else { g })
             }
             Unary::Clamp { low, high } => {
                 let (no_low, no_high) = (low == f64::NEG_INFINITY, high == f64::INFINITY);
@@ -302,7 +306,7 @@ pub(crate) fn clamp_grad(
     Ok(())
 }
 
-/// out = g where a wins, g/2 on a tie, else 0.
+/// out = g where a wins or either is NaN, g/2 on a tie, else 0.
 pub(crate) fn extremum_grad(exec: &Exec, f: Binary, a: &Tensor, b: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
     let sign = match f {
         Binary::Maximum => 1.0,
@@ -321,8 +325,8 @@ pub(crate) fn extremum_grad(exec: &Exec, f: Binary, a: &Tensor, b: &Tensor, g: &
                 let (u, v) = (a.load::<BLOCK>(i, T::ZERO), b.load::<BLOCK>(i, T::ZERO));
                 let w = g.load::<BLOCK>(i, T::ZERO);
                 o.store(i, lanes!(j => {
-                    let lead = sign * (u[j] - v[j]);
-                    if u[j] == v[j] { half * w[j] } else if lead > T::ZERO { w[j] } else { T::ZERO }
+                    let (u, v) = (sign * u[j], sign * v[j]);
+                    if u == v { half * w[j] } else if u < v { T::ZERO } else { w[j] }
                 }));
             }
         });

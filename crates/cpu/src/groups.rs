@@ -195,7 +195,9 @@ pub(crate) fn reduce_grad(exec: &Exec, f: Reduce, (x, y): (&Tensor, &Tensor), g:
             Reduce::Max | Reduce::Min => go!(4, |x, y, g, out| {
                 let wins = |i: usize| x.get(i) == y;
                 let share = g / T::of((0..x.len()).filter(|&i| wins(i)).count() as f64);
-                out.write(|i| if wins(i) { share } else { T::ZERO })
+                // Of no winner y is NaN, and says so.
+                let rest = if y.wide().is_nan() { y } else { T::ZERO };
+                out.write(|i| if wins(i) { share } else { rest })
             }),
             Reduce::Prod => go!(2, |x, _y, g, out| {
                 let mut before = 1.0;

@@ -182,12 +182,6 @@ impl Rule for BinaryOp {
 }
 
 impl Var {
-    /// Integers and truth values as `dtype`, where that is a float; anything else as it is. Ops of several inputs promote
-    /// only this far: mixing floats is an error.
-    pub(crate) fn promoted(&self, dtype: DType) -> Result<Var> {
-        if self.dtype().is_float() || !dtype.is_float() { Ok(self.clone()) } else { self.cast(dtype) }
-    }
-
     /// a + alpha b. Backward reads nothing.
     pub fn add_scaled(&self, other: &Var, alpha: f64) -> Result<Var> {
         self.add(&other.scale(alpha)?)
@@ -198,6 +192,21 @@ impl Var {
         // From the nearer end, so that both ends are exact.
         let step = end.sub(self)?;
         if weight.abs() < 0.5 { self.add_scaled(&step, weight) } else { end.add_scaled(&step, weight - 1.0) }
+    }
+}
+
+/// Operands of different dtypes in one: that of the widest float (f64 or f32) among those that have dimensions, else among
+/// the scalars. Integers and truth values follow. Without a float, or with bf16 or f16 among them, they stay as they are.
+pub(crate) fn promoted(operands: &[&Var]) -> Result<Vec<Var>> {
+    let of_rank = |scalar: bool| operands.iter().filter(move |v| v.shape().is_empty() == scalar).map(|v| v.dtype());
+    let wide = |dtypes: &mut dyn Iterator<Item = DType>| dtypes.filter(|d| d.is_float()).min();
+    let dtype = wide(&mut of_rank(false)).or(wide(&mut of_rank(true)));
+    let half = |d: DType| matches!(d, DType::BF16 | DType::F16);
+    match dtype {
+        Some(dtype) if !operands.iter().any(|v| half(v.dtype())) => {
+            operands.iter().map(|v| if v.dtype() == dtype { Ok((*v).clone()) } else { v.cast(dtype) }).collect()
+        }
+        _ => Ok(operands.iter().map(|v| (*v).clone()).collect()),
     }
 }
 

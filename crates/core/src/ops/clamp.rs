@@ -118,13 +118,13 @@ impl Rule for ClampBetween {
 }
 
 impl Var {
-    /// x limited between tensors, with broadcasting; where low > high, high. Integers are taken as x's dtype. Backward
+    /// x limited between tensors, with broadcasting; where low > high, high. Operands of different
+    /// dtypes are promoted to the widest float. Backward
     /// reads all of them, exactly.
     pub fn clamp_between(&self, low: Option<&Var>, high: Option<&Var>) -> Result<Var> {
-        let floats = [Some(self), low, high].into_iter().flatten().map(Var::dtype).find(|d| d.is_float());
-        let dtype = floats.unwrap_or(self.dtype());
-        let bounds = [low, high].into_iter().flatten().map(|b| b.promoted(dtype)).collect::<Result<Vec<_>>>()?;
+        let operands: Vec<&Var> = [Some(self), low, high].into_iter().flatten().collect();
+        let operands = binary::promoted(&operands)?;
         let op = ClampBetween { low: low.is_some(), high: high.is_some() };
-        self.promoted(dtype)?.apply(op, &bounds.iter().collect::<Vec<_>>())
+        operands[0].apply(op, &operands[1..].iter().collect::<Vec<_>>())
     }
 }

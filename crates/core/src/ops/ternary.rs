@@ -1,4 +1,4 @@
-//! Elementwise ops of three inputs with broadcasting; integers are taken as the first float's dtype.
+//! Elementwise ops of three inputs with broadcasting; operands of different dtypes are promoted to the widest float.
 //!
 //! With upstream gradient g, before summing over broadcast dimensions:
 //! lerp (y = a + c (b - a)): da = g (1 - c), db = g c, dc = g (b - a);
@@ -141,9 +141,8 @@ impl Rule for TernaryOp {
 
 impl Var {
     fn ternary(&self, f: Ternary, b: &Var, c: &Var) -> Result<Var> {
-        let dtypes = [self.dtype(), b.dtype(), c.dtype()];
-        let dtype = dtypes.into_iter().find(|d| d.is_float()).unwrap_or(dtypes[0]);
-        self.promoted(dtype)?.apply(TernaryOp(f), &[&b.promoted(dtype)?, &c.promoted(dtype)?])
+        let operands = binary::promoted(&[self, b, c])?;
+        operands[0].apply(TernaryOp(f), &[&operands[1], &operands[2]])
     }
 
     /// a + weight (end - a), from `self` to `end`. Backward reads the weight (for the ends' gradients) and both ends (for

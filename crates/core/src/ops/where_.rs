@@ -74,10 +74,12 @@ impl Rule for Where {
 }
 
 impl Var {
-    /// `self` where `cond` (bool) is true, else `other`, with broadcasting. Integers are taken as the other's float dtype.
+    /// `self` where `cond` (bool) is true, else `other`, with broadcasting. Operands of different
+    /// dtypes are promoted to the widest float.
     /// Backward reads the condition.
     pub fn where_(&self, cond: &Var, other: &Var) -> Result<Var> {
-        cond.apply(Where, &[&self.promoted(other.dtype())?, &other.promoted(self.dtype())?])
+        let operands = binary::promoted(&[self, other])?;
+        cond.apply(Where, &[&operands[0], &operands[1]])
     }
 
     /// x with `value` where `mask` (bool) is true. Backward reads the mask.
