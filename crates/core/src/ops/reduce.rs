@@ -171,7 +171,6 @@ impl Rule for ReduceOp {
             norm(2.0),
             norm(3.5),
             norm(f64::INFINITY),
-            norm(-1.0),
         ] {
             // The deviation and magnitude of one element have a kink at 0, and their groups must be of two and more.
             let single = matches!(f.kernel(), Reduce::Var { .. } | Reduce::Std { .. });
@@ -200,6 +199,8 @@ impl Rule for ReduceOp {
                 Sample::smooth("expanded", expanded, [x(2, &[3, 4]).lying(Expanded)])
             });
         }
+        let positive = SampleInput::new(&[3, 5], SampleValues::Between { seed: 12, low: 0.4, high: 2.0 });
+        samples.push(Sample::smooth("negative order", op(norm(-1.0), &[1], true), [positive]));
         let ties = SampleInput::floats(&[2, 3], &[1.0, 3.0, 3.0, 2.0, 2.0, 2.0]);
         for f in [Reduction::Of(Reduce::Max), Reduction::Of(Reduce::Min), norm(f64::INFINITY)] {
             samples.push(Sample::kink("ties", op(f, &[1], false), [ties.clone()]));
