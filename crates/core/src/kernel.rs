@@ -37,7 +37,7 @@ pub enum Unary {
     Tanh,
     /// 1/(1+e^-x); derivative y(1-y).
     Sigmoid,
-    /// max(x, 0); derivative 1 where x > 0, 0 at 0. NaN passes through.
+    /// max(x, 0); derivative 1 where x > 0, 0 at 0. NaN passes through, with derivative 1.
     Relu,
     /// x sigmoid(x); derivative s + x s (1-s) with s = sigmoid(x).
     Silu,

@@ -228,8 +228,8 @@ pub(crate) fn reduce_grad(exec: &Exec, f: Reduce, (x, y): (&Tensor, &Tensor), g:
                 out.write(|i| if wins(i) { share * sign(x.get(i)) } else { T::ZERO })
             }),
             Reduce::Norm { ord: 0.0 } => go!(1, |_x, _y, _g, out| out.write(|_| T::ZERO)),
-            Reduce::Norm { ord } if ord == 1.0 => go!(1, |x, _y, g, out| out.write(|i| g * sign(x.get(i)))),
-            Reduce::Norm { ord } if ord == 2.0 => go!(1, |x, y, g, out| {
+            Reduce::Norm { ord: 1.0 } => go!(1, |x, _y, g, out| out.write(|i| g * sign(x.get(i)))),
+            Reduce::Norm { ord: 2.0 } => go!(1, |x, y, g, out| {
                 out.write(|i| if y == T::ZERO { T::ZERO } else { x.get(i) * (g / y) })
             }),
             Reduce::Norm { ord } => go!(10, |x, y, g, out| {
