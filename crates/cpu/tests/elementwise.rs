@@ -5,7 +5,7 @@ use common::*;
 use retape_core::kernel::{AdamWConfig, Binary, RandomStream, Unary};
 use retape_core::{DType, Error, Kernel, Kind, Tensor};
 
-const UNARY: [Unary; 18] = [
+const UNARY: [Unary; 28] = [
     Unary::Neg,
     Unary::Scale(1.5),
     Unary::Shift(-0.25),
@@ -24,6 +24,16 @@ const UNARY: [Unary; 18] = [
     Unary::GeluTanh,
     Unary::Sin,
     Unary::Cos,
+    Unary::Log1p,
+    Unary::Expm1,
+    Unary::Erf,
+    Unary::Softplus { beta: 1.5, threshold: 1.0 },
+    Unary::LogSigmoid,
+    Unary::LeakyRelu(0.1),
+    Unary::Elu(0.7),
+    Unary::Clamp { low: -0.5, high: 0.7 },
+    Unary::Pow(2.5),
+    Unary::PowBase(1.7),
 ];
 
 fn sigmoid(x: f64) -> f64 {
@@ -60,6 +70,29 @@ fn reference(f: Unary, x: f64) -> (f64, f64) {
         }
         Unary::Sin => (x.sin(), x.cos()),
         Unary::Cos => (x.cos(), -x.sin()),
+        Unary::Log1p => ((1.0 + x).ln(), 1.0 / (1.0 + x)),
+        Unary::Expm1 => (x.exp_m1(), x.exp()),
+        Unary::Erf => (libm::erf(x), std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp()),
+        Unary::Softplus { beta, threshold } if beta * x > threshold => (x, 1.0),
+        Unary::Softplus { beta, .. } => ((1.0 + (beta * x).exp()).ln() / beta, sigmoid(beta * x)),
+        Unary::LogSigmoid => (sigmoid(x).ln(), sigmoid(-x)),
+        Unary::LeakyRelu(c) => {
+            if x > 0.0 {
+                (x, 1.0)
+            } else {
+                (c * x, c)
+            }
+        }
+        Unary::Elu(a) => {
+            if x > 0.0 {
+                (x, 1.0)
+            } else {
+                (a * x.exp_m1(), a * x.exp())
+            }
+        }
+        Unary::Clamp { low, high } => (x.clamp(low, high), if low < x && x < high { 1.0 } else { 0.0 }),
+        Unary::Pow(c) => (x.powf(c), c * x.powf(c - 1.0)),
+        Unary::PowBase(c) => (c.powf(x), c.powf(x) * c.ln()),
     }
 }
 
@@ -70,7 +103,8 @@ fn unary_and_gradient() {
     let device = device(2);
     for (dtype, f, shape) in FLOATS.iter().flat_map(|&d| UNARY.iter().flat_map(move |&f| SHAPES.map(|s| (d, f, s)))) {
         let n = shape.iter().product();
-        let positive = matches!(f, Unary::Log | Unary::Sqrt | Unary::Rsqrt | Unary::Reciprocal);
+        let positive = f == Unary::Pow(2.5)
+            || matches!(f, Unary::Log | Unary::Log1p | Unary::Sqrt | Unary::Rsqrt | Unary::Reciprocal);
         let x: Vec<f64> = values(n, 1).into_iter().map(|x| if positive { x.abs() + 0.125 } else { x }).collect();
         let g = values(n, 2);
         let saved: Vec<f64> = x.iter().map(|&x| if f.grad_reads_output() { reference(f, x).0 } else { x }).collect();
@@ -111,11 +145,11 @@ fn limits_and_kinks() {
             [0.0, 0.0, 0.0, 0.0, 0.0, 100.0, 1e30, inf, nan],
             [0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, nan],
         ),
-        (Unary::Relu, [0.0, 0.0, 0.0, 0.0, 0.0, 100.0, 1e30, inf, nan], [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0]),
+        (Unary::Relu, [0.0, 0.0, 0.0, 0.0, 0.0, 100.0, 1e30, inf, nan], [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]),
         (
             Unary::Abs,
             [inf, 1e30, 100.0, 0.0, 0.0, 100.0, 1e30, inf, nan],
-            [-1.0, -1.0, -1.0, 0.0, 0.0, 1.0, 1.0, 1.0, nan],
+            [-1.0, -1.0, -1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0],
         ),
     ];
     for (dtype, (f, y, slope)) in FLOATS.iter().flat_map(|&d| cases.iter().map(move |c| (d, c))) {
@@ -135,7 +169,8 @@ fn binary_broadcast_and_ties() {
     let device = device(2);
     for dtype in FLOATS {
         let (a, b) = (values(3 * 70, 1), values(70, 2));
-        for f in [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Maximum, Binary::Minimum] {
+        for f in [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Maximum, Binary::Minimum, Binary::Pow] {
+            let a: Vec<f64> = if f == Binary::Pow { a.iter().map(|a| a.abs()).collect() } else { a.clone() };
             let want: Vec<f64> = a
                 .iter()
                 .enumerate()
@@ -148,6 +183,7 @@ fn binary_broadcast_and_ties() {
                         Binary::Div => a / b,
                         Binary::Maximum => a.max(b),
                         Binary::Minimum => a.min(b),
+                        Binary::Pow => a.powf(b),
                     }
                 })
                 .collect();
@@ -166,7 +202,7 @@ fn binary_broadcast_and_ties() {
         run(&device, Kernel::Binary { f: Binary::Maximum, a: &b, b: &a, out: &out });
         close("maximum", &out, &[1.0, 3.0, f64::NAN, 4.0], 0.0);
         run(&device, Kernel::ExtremumGrad { f: Binary::Maximum, a: &a, b: &b, g: &g, out: &out });
-        close("maximum grad", &out, &[4.0, 0.0, 0.0, 8.0], 0.0);
+        close("maximum grad", &out, &[4.0, 0.0, 8.0, 8.0], 0.0);
         let cond = Tensor::from_slice(&device, &[4], &[true, false, true, false]).unwrap();
         run(&device, Kernel::Select { cond: &cond, a: &g, b: &b, out: &out });
         close("select", &out, &[8.0, 3.0, 8.0, 0.0], 0.0);

@@ -67,7 +67,7 @@ fn reductions() {
             run(&device, Kernel::Reduce { f: Reduce::Max, x: &x, out: &out });
             close(&what, &out, &max, 0.0);
             let (dx, g) = (poisoned(&device, dtype, shape), tensor(&device, dtype, to, &g));
-            run(&device, Kernel::MaxGrad { x: &x, y: &out, g: &g, out: &dx });
+            run(&device, Kernel::ReduceGrad { f: Reduce::Max, x: &x, y: &out, g: &g, out: &dx });
             close(&what, &dx, &grad, tolerance(dtype));
             let norm = poisoned(&device, DType::F64, &[]);
             run(&device, Kernel::SquaredNorm { x: &x, out: &norm });

@@ -480,6 +480,7 @@ macro_rules! registry {
 pub mod attention;
 pub mod binary;
 pub mod causal_mask;
+pub mod clamp;
 pub mod copy;
 pub mod cross_entropy;
 pub mod dropout;
@@ -491,11 +492,14 @@ pub mod index;
 pub mod join;
 pub mod layer_norm;
 pub mod matmul;
+pub mod max_index;
 pub mod pad;
 pub mod reduce;
 pub mod repeat;
 pub mod roll;
+pub mod scan;
 pub mod softmax;
+pub mod ternary;
 pub mod triangle;
 pub mod unary;
 pub mod view;
@@ -504,12 +508,17 @@ pub mod where_;
 registry! {
     unary::UnaryOp,
     binary::BinaryOp,
+    ternary::TernaryOp,
+    clamp::ClampBetween,
     where_::Where,
     reduce::ReduceOp,
+    max_index::MaxIndex,
+    scan::ScanOp,
     matmul::Matmul,
     matmul::Linear,
     matmul::AddMatmul,
     softmax::Softmax,
+    softmax::LogSoftmax,
     causal_mask::CausalMask,
     dropout::Dropout,
     attention::Attention,
