@@ -454,14 +454,19 @@ macro_rules! registry {
 pub mod attention;
 pub mod binary;
 pub mod causal_mask;
+pub mod conv;
 pub mod copy;
 pub mod cross_entropy;
 pub mod dropout;
 pub mod embedding;
+pub mod group_norm;
 pub mod join;
 pub mod layer_norm;
+pub mod loss;
 pub mod matmul;
+pub mod pool;
 pub mod reduce;
+pub mod rms_norm;
 pub mod select;
 pub mod softmax;
 pub mod unary;
@@ -480,7 +485,14 @@ registry! {
     attention::Attention,
     layer_norm::LayerNorm,
     embedding::Embedding,
+    rms_norm::RmsNorm,
+    group_norm::GroupNorm,
     cross_entropy::CrossEntropy,
+    cross_entropy::NllLoss,
+    loss::LossOp,
+    conv::Conv2d,
+    pool::MaxPool2d,
+    pool::AvgPool2d,
     view::Reshape,
     view::Permute,
     view::Expand,
