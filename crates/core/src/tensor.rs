@@ -177,6 +177,25 @@ impl Tensor {
         Ok(self.with_layout(self.layout.narrow(dim, start, len)?))
     }
 
+    /// A view of the storage with any strides, from element `offset` of the storage: what no other view can express, like
+    /// overlapping windows.
+    pub fn as_strided(&self, shape: &[usize], strides: &[usize], offset: usize) -> Result<Tensor> {
+        element_count(shape)?;
+        let layout = Layout { shape: shape.into(), strides: strides.into(), offset };
+        let last = shape
+            .iter()
+            .zip(strides)
+            .try_fold(offset, |at, (&n, &s)| at.checked_add(n.max(1).checked_sub(1)?.checked_mul(s)?));
+        let elements = self.storage.bytes() / self.dtype.size();
+        if shape.len() != strides.len() || !layout.is_empty() && last.is_none_or(|last| last >= elements) {
+            let reason = format!(
+                "{shape:?} with strides {strides:?} from {offset} isn't inside a storage of {elements} elements"
+            );
+            return Err(Error::tensor("as_strided", reason));
+        }
+        Ok(self.with_layout(layout))
+    }
+
     /// This tensor if contiguous, else a contiguous copy.
     pub fn contiguous(&self, kind: Kind) -> Result<Tensor> {
         if self.is_contiguous() { Ok(self.clone()) } else { self.copy(kind) }

@@ -467,15 +467,15 @@ pub mod matmul;
 pub mod pool;
 pub mod reduce;
 pub mod rms_norm;
-pub mod select;
 pub mod softmax;
 pub mod unary;
 pub mod view;
+pub mod where_;
 
 registry! {
     unary::UnaryOp,
     binary::BinaryOp,
-    select::Select,
+    where_::Where,
     reduce::ReduceOp,
     matmul::Matmul,
     matmul::Linear,

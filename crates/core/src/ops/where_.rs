@@ -1,4 +1,4 @@
-//! Select: y = a where cond else b. The gradient follows the choice: da = g where cond else 0, db the rest.
+//! where: y = a where cond else b. The gradient follows the choice: da = g where cond else 0, db the rest.
 
 use super::*;
 use crate::layout::broadcast_shapes;
@@ -6,11 +6,11 @@ use crate::tape::Var;
 
 /// y = a where cond (bool) else b, with broadcasting. Inputs: cond, a, b.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Select;
+pub struct Where;
 
-impl Rule for Select {
+impl Rule for Where {
     fn name(&self) -> &'static str {
-        "select"
+        "where"
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
@@ -62,7 +62,7 @@ impl Rule for Select {
             SampleInput::new(shape, SampleValues::Bools((0..n).map(|i| i % 3 == 0).collect()))
         };
         let x = SampleInput::random;
-        let s = |name, c, a, b| Sample::smooth(name, Select, [c, a, b]);
+        let s = |name, c, a, b| Sample::smooth(name, Where, [c, a, b]);
         vec![
             s("ordinary", cond(&[3, 5]), x(1, &[3, 5]), x(2, &[3, 5])),
             s("rank 0", cond(&[]), x(1, &[]), x(2, &[])),
@@ -75,7 +75,7 @@ impl Rule for Select {
 
 impl Var {
     /// `self` where `cond` (bool) is true, else `other`, with broadcasting. Backward reads the condition.
-    pub fn select(&self, cond: &Var, other: &Var) -> Result<Var> {
-        cond.apply(Select, &[self, other])
+    pub fn where_(&self, cond: &Var, other: &Var) -> Result<Var> {
+        cond.apply(Where, &[self, other])
     }
 }

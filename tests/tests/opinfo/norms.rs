@@ -1,0 +1,20 @@
+//! Norms, attention and gated units.
+
+use crate::call::Call;
+use retape_core::{Result, Var};
+
+/// Ops of the golden folder that this family still lacks.
+pub const NOT_YET: &[&str] =
+    &["layer_norm", "rms_norm", "group_norm", "normalize", "glu", "scaled_dot_product_attention"];
+
+/// Calls an op of this family; `None` for one of another.
+pub fn call(op: &str, a: &Call) -> Option<Result<Vec<Var>>> {
+    run(op, a).transpose()
+}
+
+fn run(op: &str, a: &Call) -> Result<Option<Vec<Var>>> {
+    let _ = a;
+    match op {
+        _ => Ok(None),
+    }
+}

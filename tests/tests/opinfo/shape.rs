@@ -1,0 +1,40 @@
+//! Views, joins and rearrangements.
+
+use crate::call::Call;
+use retape_core::{Result, Var};
+
+/// Ops of the golden folder that this family still lacks.
+pub const NOT_YET: &[&str] = &[
+    "transpose",
+    "permute",
+    "reshape",
+    "expand",
+    "narrow",
+    "cat",
+    "stack",
+    "split",
+    "chunk",
+    "squeeze",
+    "unsqueeze",
+    "select",
+    "unbind",
+    "flatten",
+    "tril",
+    "triu",
+    "repeat",
+    "flip",
+    "roll",
+    "pad.constant",
+];
+
+/// Calls an op of this family; `None` for one of another.
+pub fn call(op: &str, a: &Call) -> Option<Result<Vec<Var>>> {
+    run(op, a).transpose()
+}
+
+fn run(op: &str, a: &Call) -> Result<Option<Vec<Var>>> {
+    let _ = a;
+    match op {
+        _ => Ok(None),
+    }
+}
