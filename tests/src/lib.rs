@@ -146,10 +146,11 @@ pub fn run_sample(
         let is_view =
             matches!(sample.op, Op::Reshape(_) | Op::Permute(_) | Op::Expand(_) | Op::Narrow(_) | Op::Split(_));
         if let Some(mark) = marks.outputs.filter(|_| !is_view) {
-            outputs.iter().try_for_each(|y| y.set_mark(mark))?;
+            outputs.iter().filter(|y| y.dtype().is_float()).try_for_each(|y| y.set_mark(mark))?;
         }
         let mut squares: Vec<Var> = outputs
             .drain(..)
+            .filter(|y| y.dtype().is_float())
             .map(|y| {
                 let y = if matches!(y.dtype(), DType::F64 | DType::F32) { y } else { y.cast(dtype)? };
                 y.square()?.scale(0.5)?.add(&y)

@@ -49,15 +49,60 @@ const FAMILIES: [Family; 8] = [
     (spatial::call, spatial::NOT_YET),
 ];
 
-/// A documented difference of convention: which cases, and why ours is right here.
+/// A documented difference of convention.
 struct Difference {
     op: &'static str,
+    /// Which cases.
     applies: fn(&Value) -> bool,
+    /// Which of their elements aren't compared, by what is expected.
+    elements: fn(f64) -> bool,
     reason: &'static str,
 }
 
-/// Cases on this list aren't compared; they must still run.
-const DIFFERENCES: &[Difference] = &[];
+/// The only ways in which a case may differ; each is printed.
+const DIFFERENCES: &[Difference] = &[
+    Difference {
+        op: "amax",
+        applies: beyond_rank_64,
+        elements: |_| true,
+        reason: "tensors may have more than 64 dimensions here",
+    },
+    Difference {
+        op: "amin",
+        applies: beyond_rank_64,
+        elements: |_| true,
+        reason: "tensors may have more than 64 dimensions here",
+    },
+    Difference {
+        op: "silu",
+        applies: |case| tagged(case, "nonfinite"),
+        elements: f64::is_nan,
+        reason: "at -inf it takes its limit, 0, instead of NaN",
+    },
+    Difference {
+        op: "scaled_dot_product_attention",
+        applies: causal_of_two_lengths,
+        elements: |_| true,
+        reason: "causal alignment is bottom-right where Tq and Tk differ: the last query sees all keys",
+    },
+];
+
+fn tagged(case: &Value, tag: &str) -> bool {
+    case["tags"].as_array().is_some_and(|tags| tags.iter().any(|t| t == tag))
+}
+
+fn causal_of_two_lengths(case: &Value) -> bool {
+    let time = |i: usize| {
+        let shape = case["tensors"][case["args"][i]["t"].as_str()?]["shape"].as_array()?;
+        shape[shape.len().checked_sub(2)?].as_u64()
+    };
+    case["kwargs"]["is_causal"] == true && time(0) != time(1)
+}
+
+fn beyond_rank_64(case: &Value) -> bool {
+    let rank = |t: &Value| t["shape"].as_array().map_or(0, Vec::len);
+    case["tensors"].as_object().is_some_and(|tensors| tensors.values().any(|t| rank(t) > 64))
+}
 
 #[test]
 fn every_op_agrees_with_the_golden_values() {
@@ -80,6 +125,7 @@ fn every_op_agrees_with_the_golden_values() {
     std::panic::set_hook(Box::new(|_| {}));
     let device = retape_cpu::device();
     let not_yet: Vec<&str> = FAMILIES.iter().flat_map(|(_, not_yet)| not_yet.iter().copied()).collect();
+    let mut failed = 0;
     let (mut passed, mut total, mut differences, mut missing, mut failures) = (0, 0, 0, Vec::new(), Vec::new());
     for op in ops {
         let cases = json(&format!("{op}.json"));
@@ -106,6 +152,7 @@ fn every_op_agrees_with_the_golden_values() {
         }
         passed += right;
         println!("{op}: {right}/{count}");
+        failed += wrong.len();
         let shown = if only.is_some() { wrong.len() } else { 3 };
         let hidden = wrong.len().saturating_sub(shown);
         failures.extend(wrong.into_iter().take(shown));
@@ -125,7 +172,7 @@ fn every_op_agrees_with_the_golden_values() {
         .filter(|op| only.is_none() && index["ops"].get(op).is_some() && !missing.iter().any(|m| m == *op))
         .collect();
     assert!(found.is_empty(), "in NOT_YET though they have a dispatch arm: {found:?}");
-    assert!(failures.is_empty(), "{} cases failed, listed above", total - passed);
+    assert!(failures.is_empty(), "{failed} cases failed, listed above");
 }
 
 /// What a call gives for an op that no family knows.
@@ -179,7 +226,7 @@ fn dispatch(op: &str, scene: &Scene, case: &Value) -> Result<Result<Vec<Var>>, S
     FAMILIES.iter().find_map(|(family, _)| family(op, &call)).ok_or_else(|| MISSING.into())
 }
 
-/// Forward and backward agree with the case: Ok(true) where they needn't, by a documented difference.
+/// Forward and backward agree with the case: Ok(true) but for a documented difference.
 fn agrees(device: &Device, op: &str, case: &Value, file: &File) -> Result<bool, String> {
     let scene = scene(device, case, file)?;
     let outputs = dispatch(op, &scene, case)?.map_err(|e| e.to_string())?;
@@ -199,16 +246,15 @@ fn agrees(device: &Device, op: &str, case: &Value, file: &File) -> Result<bool, 
         true => None,
         false => Some(scene.tape.backward_from(&seeds, false).map_err(|e| format!("backward: {e}"))?),
     };
-    if DIFFERENCES.iter().any(|d| d.op == op && (d.applies)(case)) {
-        return Ok(true);
-    }
+    let difference = DIFFERENCES.iter().find(|d| d.op == op && (d.applies)(case));
+    let skip = difference.map_or((|_| false) as fn(f64) -> bool, |d| d.elements);
     for (i, (y, key)) in actual.iter().zip(keys).enumerate() {
-        compare(y, &golden(key)?, &case["err"]["out"]).map_err(|why| format!("output {i}: {why}"))?;
+        compare(y, &golden(key)?, &case["err"]["out"], skip).map_err(|why| format!("output {i}: {why}"))?;
     }
     for (input, key) in case["grads"].as_object().expect("a case lists its gradients") {
         let actual = gradients.as_ref().and_then(|g| g.of(&scene.tensors[input]));
         let same = match (actual, key.is_null()) {
-            (Some(g), false) => compare(g, &golden(key)?, &case["err"]["grad"]),
+            (Some(g), false) => compare(g, &golden(key)?, &case["err"]["grad"], skip),
             // No gradient and a gradient of zeros say the same.
             (None, false) => match golden(key)?.to_f64_vec().unwrap().iter().all(|&g| g == 0.0) {
                 true => Ok(()),
@@ -219,13 +265,14 @@ fn agrees(device: &Device, op: &str, case: &Value, file: &File) -> Result<bool, 
         };
         same.map_err(|why| format!("gradient of {input}: {why}"))?;
     }
-    Ok(false)
+    Ok(difference.is_some())
 }
 
 /// The call is refused, in forward, with an error that says something.
 fn refuses(device: &Device, op: &str, case: &Value, file: &File) -> Result<bool, String> {
     let scene = scene(device, case, file)?;
     match dispatch(op, &scene, case)? {
+        Ok(_) if DIFFERENCES.iter().any(|d| d.op == op && (d.applies)(case)) => Ok(true),
         Ok(_) => Err(format!("must be refused: {}", case["message"])),
         Err(e) if e.to_string().len() < 20 => Err(format!("refused, but why? {e}")),
         Err(_) => Ok(false),
@@ -234,7 +281,7 @@ fn refuses(device: &Device, op: &str, case: &Value, file: &File) -> Result<bool,
 
 /// Same dtype, shape and elements, NaN and infinities included. `err` holds the reference's own absolute and relative
 /// error (f32 only).
-fn compare(actual: &Tensor, expected: &Tensor, err: &Value) -> Result<(), String> {
+fn compare(actual: &Tensor, expected: &Tensor, err: &Value, skip: fn(f64) -> bool) -> Result<(), String> {
     if (actual.dtype(), actual.shape()) != (expected.dtype(), expected.shape()) {
         return Err(format!(
             "{}{:?}, expected {}{:?}",
@@ -255,7 +302,7 @@ fn compare(actual: &Tensor, expected: &Tensor, err: &Value) -> Result<(), String
     for (i, (&a, &e)) in a.iter().zip(&e).enumerate() {
         let own = 10.0 * error(0).min(error(1) * e.abs());
         let allowed = (relative * e.abs().max(largest.min(1.0))).max(own).max(smallest);
-        if !(a == e || a.is_nan() && e.is_nan() || (a - e).abs() <= allowed) {
+        if !(skip(e) || a == e || a.is_nan() && e.is_nan() || (a - e).abs() <= allowed) {
             return Err(format!("element {i} is {a:e}, expected {e:e} (may differ by {allowed:.1e})"));
         }
     }

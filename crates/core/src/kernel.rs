@@ -31,7 +31,7 @@ pub enum Unary {
     Reciprocal,
     /// x^2; derivative 2x.
     Square,
-    /// |x|; derivative sign(x), 0 at 0.
+    /// |x|; derivative sign(x), 0 at 0 and NaN.
     Abs,
     /// tanh x; derivative 1 - y^2.
     Tanh,
@@ -49,6 +49,37 @@ pub enum Unary {
     Sin,
     /// cos x; derivative -sin x.
     Cos,
+    /// ln(1 + x), exact near 0; derivative 1/(1+x).
+    Log1p,
+    /// e^x - 1, exact near 0; derivative y + 1.
+    Expm1,
+    /// The error function; derivative 2/sqrt(pi) e^(-x^2).
+    Erf,
+    /// ln(1 + e^(beta x)) / beta, and x itself where beta x > threshold; derivative sigmoid(beta x), there 1.
+    Softplus {
+        /// Steepness.
+        beta: f64,
+        /// Where the function goes over into x.
+        threshold: f64,
+    },
+    /// ln sigmoid(x); derivative sigmoid(-x).
+    LogSigmoid,
+    /// x where x > 0, else c x; derivative 1 or c (c at 0).
+    LeakyRelu(f64),
+    /// x where x > 0, else alpha (e^x - 1); derivative 1 or alpha e^x.
+    Elu(f64),
+    /// Limited to [low, high], high where low > high; derivative 1 strictly inside, 0 at a bound and outside. An infinite
+    /// bound is none. NaN passes through, with derivative 0 where there is a bound.
+    Clamp {
+        /// Lower bound.
+        low: f64,
+        /// Upper bound.
+        high: f64,
+    },
+    /// x^c; derivative c x^(c-1), 0 where c = 0.
+    Pow(f64),
+    /// c^x; derivative y ln c, 0 where c = 0 and x >= 0.
+    PowBase(f64),
 }
 
 /// Elementwise functions of two arguments of one shape (broadcasting is done by stride-0 views).
@@ -66,15 +97,77 @@ pub enum Binary {
     Maximum,
     /// The smaller; NaN if either is NaN.
     Minimum,
+    /// a^b
+    Pow,
 }
 
-/// Reductions over dimensions.
+/// Elementwise functions of three arguments of one shape.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub enum Ternary {
+    /// a + c (b - a), written as b - (1 - c)(b - a) where |c| >= 1/2: exact at both ends.
+    Lerp,
+    /// a + value b c
+    Addcmul(f64),
+    /// a + value b / c
+    Addcdiv(f64),
+    /// Gradient of a^b by a: c b a^(b-1), 0 where b = 0.
+    PowGradBase,
+    /// Gradient of a^b by b: c a^b ln a, 0 where a = 0 and b >= 0.
+    PowGradExponent,
+}
+
+/// An input of a clamp with tensors as bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[allow(missing_docs)]
+pub enum ClampInput {
+    X,
+    Low,
+    High,
+}
+
+/// Reductions of n elements, each with its derivative by x_i.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub enum Reduce {
-    /// The sum; 0 of nothing.
+    /// The sum; 0 of nothing. Derivative 1.
     Sum,
-    /// The largest; -inf of nothing, NaN if any is NaN.
+    /// The largest; -inf of nothing, NaN if any is NaN. Derivative: 1 shared evenly among those equal to y;
+    /// NaN where y is.
     Max,
+    /// The smallest; inf of nothing, NaN if any is NaN. Derivative as Max.
+    Min,
+    /// The product; 1 of nothing. Derivative: the product of the others (no division: exact with zeros).
+    Prod,
+    /// ln sum e^x, without overflow; -inf of nothing. Derivative e^(x_i - y).
+    LogSumExp,
+    /// sum (x - mean)^2 / max(n - correction, 0). Derivative 2 (x_i - mean) / (n - correction); with n <= correction
+    /// NaN where x_i is the mean, else infinite.
+    Var {
+        /// 1 for the unbiased estimate, 0 for the population's variance.
+        correction: f64,
+    },
+    /// The root of Var. Derivative (x_i - mean) / (y (n - correction)), 0 where y = 0.
+    Std {
+        /// As in Var.
+        correction: f64,
+    },
+    /// (sum |x|^ord)^(1/ord); ord 0 counts what isn't 0, inf and -inf take the largest and smallest magnitude.
+    /// Derivative sign(x_i) |x_i|^(ord-1) y^(1-ord), 0 where x_i or y is 0; for ord 0 nothing; for inf and -inf
+    /// sign(x_i) shared evenly among those of magnitude y.
+    Norm {
+        /// Which norm.
+        ord: f64,
+    },
+}
+
+/// Running folds along a dimension.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub enum Scan {
+    /// The sum of all up to here.
+    Sum,
+    /// The sum of all from here to the end.
+    SumToEnd,
+    /// The product of all up to here.
+    Prod,
 }
 
 /// Elementwise losses of a prediction x and a target t, with d = x - t; each derivative by t is -(that by x) unless said.
@@ -189,20 +282,43 @@ pub enum Kernel<'a> {
     Copy { x: &'a Tensor, out: &'a Tensor },
     /// out = f(x). In place: x.
     Unary { f: Unary, x: &'a Tensor, out: &'a Tensor },
-    /// out = g f'(.), where `saved` is y = f(x) for Exp, Sqrt, Rsqrt, Reciprocal, Tanh, Sigmoid and x for all others
-    /// (Neg, Scale and Shift don't read it). In place: g.
+    /// out = g f'(.), where `saved` is y = f(x) for Exp, Expm1, PowBase, Sqrt, Rsqrt, Reciprocal, Tanh, Sigmoid and x for
+    /// all others (Neg, Scale and Shift don't read it). In place: g.
     UnaryGrad { f: Unary, saved: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
     /// out = f(a, b). In place: a, where a is contiguous.
     Binary { f: Binary, a: &'a Tensor, b: &'a Tensor, out: &'a Tensor },
-    /// Gradient of Maximum or Minimum by the first argument: out = g where a wins, g/2 on a tie, else 0. In place: g.
+    /// Gradient of Maximum or Minimum by the first argument: out = g where a wins or either is NaN, g/2 on a tie,
+    /// else 0. In place: g.
     ExtremumGrad { f: Binary, a: &'a Tensor, b: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
+    /// out = f(a, b, c). In place: any of them that is contiguous.
+    Ternary { f: Ternary, a: &'a Tensor, b: &'a Tensor, c: &'a Tensor, out: &'a Tensor },
+    /// Gradient of min(max(x, low), high) by one of its inputs: out = g where the condition holds, else 0. X: strictly
+    /// between the bounds; Low: x < low (and low < high); High: x > high or high < low. In place: g.
+    ClampGrad {
+        by: ClampInput,
+        x: &'a Tensor,
+        low: Option<&'a Tensor>,
+        high: Option<&'a Tensor>,
+        g: &'a Tensor,
+        out: &'a Tensor,
+    },
     /// out = a where cond (bool) else b. In place: a, b.
     Select { cond: &'a Tensor, a: &'a Tensor, b: &'a Tensor, out: &'a Tensor },
     /// out = f over the dimensions where `out` (of x's rank) has size 1 and x has not.
     Reduce { f: Reduce, x: &'a Tensor, out: &'a Tensor },
-    /// Gradient of Reduce::Max: out = g where x = y, divided by how many in the group do, else 0. g and y have size 1
-    /// in the reduced dimensions.
-    MaxGrad { x: &'a Tensor, y: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
+    /// Gradient of a reduction with result y = f(x): out = g times the derivative. g and y have size 1 in the reduced
+    /// dimensions. f is none of Sum (whose gradient is g, repeated).
+    ReduceGrad { f: Reduce, x: &'a Tensor, y: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
+    /// The largest along `dim` (which isn't empty) and where it first stands (i64); a NaN counts as the largest.
+    /// `values` and `indices` have size 1 in `dim`.
+    MaxIndex { x: &'a Tensor, dim: usize, values: &'a Tensor, indices: &'a Tensor },
+    /// out = g at the given index along `dim`, else 0. `indices` (i64) and g have size 1 in `dim`.
+    MaxIndexGrad { indices: &'a Tensor, g: &'a Tensor, dim: usize, out: &'a Tensor },
+    /// out = running fold of x along `dim`. In place: x.
+    Scan { f: Scan, x: &'a Tensor, dim: usize, out: &'a Tensor },
+    /// Gradient of Scan::Prod: out_i = sum over k >= i of g_k times the product of all x up to k but x_i (no division:
+    /// exact with zeros).
+    CumprodGrad { x: &'a Tensor, g: &'a Tensor, dim: usize, out: &'a Tensor },
     /// out (+)= alpha a b: `[.., m, k] x [.., k, n] -> [.., m, n]`, batch dimensions equal (stride 0 repeats).
     /// With `accumulate` it adds to `out`. With k = 0 the product is 0.
     Matmul { a: &'a Tensor, b: &'a Tensor, alpha: f64, accumulate: bool, out: &'a Tensor },
@@ -210,6 +326,11 @@ pub enum Kernel<'a> {
     Softmax { x: &'a Tensor, out: &'a Tensor },
     /// out = y (g - sum(g y)) over the last dimension. In place: g.
     SoftmaxGrad { y: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
+    /// Logarithm of the softmax over the last dimension: x - ln sum e^x. A row of only -inf stays so; NaN and +inf pass as
+    /// NaN.
+    LogSoftmax { x: &'a Tensor, out: &'a Tensor },
+    /// out = g - e^y sum(g) over the last dimension; 0 in a row of only -inf. In place: g.
+    LogSoftmaxGrad { y: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
     /// x `[.., Tq, Tk]`; out = value where key j > i + Tk - Tq, else x. In place: x.
     CausalMask { x: &'a Tensor, value: f64, out: &'a Tensor },
     /// out = 0 where the element's uniform number is below p, else x / (1 - p). In place: x.
@@ -286,7 +407,13 @@ pub enum Kernel<'a> {
         out: &'a Tensor,
     },
     /// Gradient by log-probabilities of class indices: out = -g w / count at the target, 0 elsewhere; any strides.
-    NllLossGrad { target: &'a Tensor, weight: Option<&'a Tensor>, g: &'a Tensor, spec: CrossEntropySpec, out: &'a Tensor },
+    NllLossGrad {
+        target: &'a Tensor,
+        weight: Option<&'a Tensor>,
+        g: &'a Tensor,
+        spec: CrossEntropySpec,
+        out: &'a Tensor,
+    },
     /// Gradient by target distributions: out = g (1 - smoothing) w (lse - logits) / count.
     CrossEntropyTargetGrad {
         logits: &'a Tensor,
@@ -426,7 +553,15 @@ impl Kernel<'_> {
             Kernel::ExtremumGrad { .. } => "extremum_grad",
             Kernel::Select { .. } => "select",
             Kernel::Reduce { .. } => "reduce",
-            Kernel::MaxGrad { .. } => "max_grad",
+            Kernel::Ternary { .. } => "ternary",
+            Kernel::ClampGrad { .. } => "clamp_grad",
+            Kernel::ReduceGrad { .. } => "reduce_grad",
+            Kernel::MaxIndex { .. } => "max_index",
+            Kernel::MaxIndexGrad { .. } => "max_index_grad",
+            Kernel::Scan { .. } => "scan",
+            Kernel::CumprodGrad { .. } => "cumprod_grad",
+            Kernel::LogSoftmax { .. } => "log_softmax",
+            Kernel::LogSoftmaxGrad { .. } => "log_softmax_grad",
             Kernel::Matmul { .. } => "matmul",
             Kernel::Softmax { .. } => "softmax",
             Kernel::SoftmaxGrad { .. } => "softmax_grad",
@@ -468,7 +603,8 @@ impl Kernel<'_> {
 impl Unary {
     /// True where the derivative is computed from the output y rather than the input x.
     pub const fn grad_reads_output(self) -> bool {
-        matches!(self, Unary::Exp | Unary::Sqrt | Unary::Rsqrt | Unary::Reciprocal | Unary::Tanh | Unary::Sigmoid)
+        use Unary::*;
+        matches!(self, Exp | Expm1 | PowBase(_) | Sqrt | Rsqrt | Reciprocal | Tanh | Sigmoid)
     }
     /// True where the derivative is a constant: nothing is saved.
     pub const fn is_affine(self) -> bool {

@@ -122,7 +122,8 @@ impl Bench {
         let (mean, rstd) = (self.normal(&[rows])?, self.normal(&[rows])?);
         let (weight, dw, db) = (self.normal(&[n])?, self.empty(&[n])?, self.empty(&[n])?);
         let (w, b) = (Some(&weight), Some(&bias));
-        let norm = Kernel::LayerNorm { x: &x, weight: w, bias: b, eps: 1e-5, out: &out, mean: Some(&mean), rstd: &rstd };
+        let norm =
+            Kernel::LayerNorm { x: &x, weight: w, bias: b, eps: 1e-5, out: &out, mean: Some(&mean), rstd: &rstd };
         self.time("layer norm", 2.0 * bytes, "GB/s", &[norm])?;
         let grad = Kernel::LayerNormGrad { x: &x, weight: w, mean: Some(&mean), rstd: &rstd, g: &g, out: &out };
         self.time("layer norm grad", 3.0 * bytes, "GB/s", &[grad])?;
@@ -132,7 +133,8 @@ impl Bench {
         let target = Tensor::from_slice(&self.device, &[rows], &vec![3i64; rows])?;
         let (loss, one) = (self.empty(&[])?, self.normal(&[])?);
         let spec = CrossEntropySpec { ignore: -1, ..CrossEntropySpec::default() };
-        let ce = Kernel::CrossEntropy { logits: &x, target: &target, weight: None, spec, loss: &loss, lse: Some(&rstd) };
+        let ce =
+            Kernel::CrossEntropy { logits: &x, target: &target, weight: None, spec, loss: &loss, lse: Some(&rstd) };
         self.time("cross entropy", bytes, "GB/s", &[ce])?;
         let (lse, g1) = (&rstd, &one);
         let ceg = Kernel::CrossEntropyGrad { logits: &x, target: &target, weight: None, lse, g: g1, spec, out: &out };

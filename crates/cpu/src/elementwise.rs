@@ -3,7 +3,7 @@
 use crate::exec::{Baseline, Exec};
 use crate::math::Float;
 use crate::view::{BLOCK, Nest, Span, for_float, lanes, unsupported};
-use retape_core::kernel::{Binary, Unary};
+use retape_core::kernel::{Binary, ClampInput, Ternary, Unary};
 use retape_core::{DType, Error, Result, Tensor};
 
 /// Costs of one element in plain additions, for the choice to go parallel.
@@ -41,6 +41,25 @@ fn map2<T: Float>(exec: &Exec, cost: usize, a: &Tensor, b: &Tensor, out: &Tensor
             for i in (0..run.len).step_by(BLOCK) {
                 let (u, v) = (a.load::<BLOCK>(i, T::ZERO), b.load::<BLOCK>(i, T::ZERO));
                 o.store(i, lanes!(j => f(u[j], v[j])));
+            }
+        },
+    );
+}
+
+/// out = f(a, b, c).
+#[inline(always)]
+fn map3<T: Float>(exec: &Exec, cost: usize, [a, b, c]: [&Tensor; 3], out: &Tensor, f: impl Fn(T, T, T) -> T + Sync) {
+    let (xs, ys, zs, outs) = (Span::<T>::of(a), Span::<T>::of(b), Span::<T>::of(c), Span::<T>::of(out));
+    Nest::new([out, a, b, c]).for_each_run::<T>(
+        exec,
+        cost,
+        #[inline(always)]
+        |run| {
+            let (o, a, b, c) = (run.of(0, outs), run.of(1, xs), run.of(2, ys), run.of(3, zs));
+            for i in (0..run.len).step_by(BLOCK) {
+                let (u, v) = (a.load::<BLOCK>(i, T::ZERO), b.load::<BLOCK>(i, T::ZERO));
+                let w = c.load::<BLOCK>(i, T::ZERO);
+                o.store(i, lanes!(j => f(u[j], v[j], w[j])));
             }
         },
     );
@@ -85,6 +104,34 @@ pub(crate) fn unary(exec: &Exec, f: Unary, x: &Tensor, out: &Tensor) -> Result<(
             }),
             Unary::Sin => go!(TRANSCENDENTAL, |x| Float::sin(x)),
             Unary::Cos => go!(TRANSCENDENTAL, |x| Float::cos(x)),
+            Unary::Log1p => go!(TRANSCENDENTAL, |x| Float::ln_1p(x)),
+            Unary::Expm1 => go!(TRANSCENDENTAL, |x| Float::exp_m1(x)),
+            Unary::Erf => go!(TRANSCENDENTAL, |x| Float::erf(x)),
+            Unary::Softplus { beta, threshold } => {
+                let (beta, threshold) = (T::of(beta), T::of(threshold));
+                go!(TRANSCENDENTAL, |x| {
+                    let z = beta * x;
+                    if z > threshold { x } else { Float::ln_1p(Float::exp(z)) / beta }
+                })
+            }
+            // -ln(1 + e^-x), with the exponent never positive.
+            Unary::LogSigmoid => go!(TRANSCENDENTAL, |x| {
+                x.smaller(T::ZERO) - Float::ln_1p(Float::exp(-x.magnitude()))
+            }),
+            Unary::LeakyRelu(slope) => {
+                let slope = T::of(slope);
+                go!(CHEAP, |x| if x > T::ZERO { x } else { slope * x })
+            }
+            Unary::Elu(alpha) => {
+                let alpha = T::of(alpha);
+                go!(TRANSCENDENTAL, |x| if x > T::ZERO { x } else { alpha * Float::exp_m1(x) })
+            }
+            Unary::Clamp { low, high } => {
+                let (low, high) = (T::of(low), T::of(high));
+                go!(CHEAP, |x| x.limit(low, high))
+            }
+            Unary::Pow(c) => { let c = T::of(c); go!(TRANSCENDENTAL, |x| x.power(c)) }
+            Unary::PowBase(c) => { let c = T::of(c); go!(TRANSCENDENTAL, |x| c.power(x)) }
         }
     });
     Ok(())
@@ -114,12 +161,16 @@ pub(crate) fn unary_grad(exec: &Exec, f: Unary, saved: &Tensor, g: &Tensor, out:
             Unary::Rsqrt => go!(CHEAP, |g, y| g * (-half * y * y * y)),
             Unary::Reciprocal => go!(CHEAP, |g, y| g * -(y * y)),
             Unary::Square => go!(CHEAP, |g, x| g * (x + x)),
-            Unary::Abs => go!(CHEAP, |g, x| {
-                if x > T::ZERO { g } else if x < T::ZERO { -g } else { g * (x * T::ZERO) }
+            Unary::Abs => go!(CHEAP, |g, x| if x > T::ZERO {
+                g
+            } else if x < T::ZERO {
+                -g
+            } else {
+                T::ZERO
             }),
             Unary::Tanh => go!(CHEAP, |g, y| g * (one - y) * (one + y)),
             Unary::Sigmoid => go!(CHEAP, |g, y| g * (y * (one - y))),
-            Unary::Relu => go!(CHEAP, |g, x| if x > T::ZERO { g } else { T::ZERO }),
+            Unary::Relu => go!(CHEAP, |g, x| if x <= T::ZERO { T::ZERO } else { g }),
             Unary::Silu => go!(TRANSCENDENTAL, |g, x| {
                 let x = x.limit(low, high);
                 let s = x.sigmoid();
@@ -137,6 +188,41 @@ pub(crate) fn unary_grad(exec: &Exec, f: Unary, saved: &Tensor, g: &Tensor, out:
             }),
             Unary::Sin => go!(TRANSCENDENTAL, |g, x| g * Float::cos(x)),
             Unary::Cos => go!(TRANSCENDENTAL, |g, x| -(g * Float::sin(x))),
+            Unary::Log1p => go!(CHEAP, |g, x| g / (one + x)),
+            Unary::Expm1 => go!(CHEAP, |g, y| g * (y + one)),
+            Unary::Erf => {
+                let c = T::of(std::f64::consts::FRAC_2_SQRT_PI);
+                go!(TRANSCENDENTAL, |g, x| g * (c * Float::exp(-x * x)))
+            }
+            Unary::Softplus { beta, threshold } => {
+                let (beta, threshold) = (T::of(beta), T::of(threshold));
+                go!(TRANSCENDENTAL, |g, x| {
+                    let z = beta * x;
+                    if z > threshold { g } else { g * z.sigmoid() }
+                })
+            }
+            Unary::LogSigmoid => go!(TRANSCENDENTAL, |g, x| g * (-x).sigmoid()),
+            Unary::LeakyRelu(slope) => {
+                let slope = T::of(slope);
+                go!(CHEAP, |g, x| if x > T::ZERO { g } else { g * slope })
+            }
+            Unary::Elu(alpha) => {
+                let alpha = T::of(alpha);
+                go!(TRANSCENDENTAL, |g, x| if x <= T::ZERO { g * (alpha * Float::exp(x)) } else { g })
+            }
+            Unary::Clamp { low, high } => {
+                let (no_low, no_high) = (low == f64::NEG_INFINITY, high == f64::INFINITY);
+                let (low, high) = (T::of(low), T::of(high));
+                go!(CHEAP, |g, x| if (no_low || x > low) && (no_high || x < high) { g } else { T::ZERO })
+            }
+            Unary::Pow(c) => {
+                let (c, less) = (T::of(c), T::of(c - 1.0));
+                go!(TRANSCENDENTAL, |g, x| if c == T::ZERO { T::ZERO } else { g * (c * x.power(less)) })
+            }
+            Unary::PowBase(c) => {
+                let (zero, log) = (c == 0.0, T::of(c.ln()));
+                go!(CHEAP, |g, y| if zero && y < T::INFINITY { T::ZERO } else { g * (y * log) })
+            }
         }
     });
     Ok(())
@@ -155,12 +241,72 @@ pub(crate) fn binary(exec: &Exec, f: Binary, a: &Tensor, b: &Tensor, out: &Tenso
             Binary::Div => go!(|a, b| a / b),
             Binary::Maximum => go!(|a, b| a.larger(b)),
             Binary::Minimum => go!(|a, b| a.smaller(b)),
+            Binary::Pow => map2::<T>(exec, TRANSCENDENTAL, a, b, out, #[inline(always)] |a: T, b: T| a.power(b)),
         }
     });
     Ok(())
 }
 
-/// out = g where a wins, g/2 on a tie, else 0.
+/// out = f(a, b, c).
+pub(crate) fn ternary(exec: &Exec, f: Ternary, operands: [&Tensor; 3], out: &Tensor) -> Result<()> {
+    for_float!("ternary", out.dtype(), T => {
+        macro_rules! go {
+            ($cost:expr, |$a:ident, $b:ident, $c:ident| $y:expr) => {
+                map3::<T>(exec, $cost, operands, out, #[inline(always)] |$a: T, $b: T, $c: T| $y)
+            };
+        }
+        match f {
+            Ternary::Lerp => go!(CHEAP, |a, b, c| {
+                let step = b - a;
+                if c.magnitude() < T::of(0.5) { a + c * step } else { b - step * (T::ONE - c) }
+            }),
+            Ternary::Addcmul(value) => { let value = T::of(value); go!(CHEAP, |a, b, c| a + value * b * c) }
+            Ternary::Addcdiv(value) => { let value = T::of(value); go!(CHEAP, |a, b, c| a + value * b / c) }
+            Ternary::PowGradBase => go!(TRANSCENDENTAL, |a, b, g| {
+                if b == T::ZERO { T::ZERO } else { g * (b * a.power(b - T::ONE)) }
+            }),
+            Ternary::PowGradExponent => go!(TRANSCENDENTAL, |a, b, g| {
+                if a == T::ZERO && b >= T::ZERO { T::ZERO } else { g * (a.power(b) * Float::ln(a)) }
+            }),
+        }
+    });
+    Ok(())
+}
+
+/// out = g where the gradient of min(max(x, low), high) goes to `by`, else 0.
+pub(crate) fn clamp_grad(
+    exec: &Exec,
+    by: ClampInput,
+    x: &Tensor,
+    (low, high): (Option<&Tensor>, Option<&Tensor>),
+    g: &Tensor,
+    out: &Tensor,
+) -> Result<()> {
+    let (no_low, no_high) = (low.is_none(), high.is_none());
+    // x stands in for a bound that isn't there.
+    let (low, high) = (low.unwrap_or(x), high.unwrap_or(x));
+    for_float!("clamp_grad", x.dtype(), T => {
+        let [xs, ls, hs, gs, outs] = [x, low, high, g, out].map(Span::<T>::of);
+        Nest::new([out, x, low, high, g]).for_each_run::<T>(exec, CHEAP, #[inline(always)] |run| {
+            let (o, x, l, h) = (run.of(0, outs), run.of(1, xs), run.of(2, ls), run.of(3, hs));
+            let g = run.of(4, gs);
+            for i in (0..run.len).step_by(BLOCK) {
+                let [x, l, h, g] = [x, l, h, g].map(#[inline(always)] |s| s.load::<BLOCK>(i, T::ZERO));
+                o.store(i, lanes!(j => {
+                    let own = match by {
+                        ClampInput::X => (no_low || x[j] > l[j]) && (no_high || x[j] < h[j]),
+                        ClampInput::Low => x[j] < l[j] && (no_high || l[j] < h[j]),
+                        ClampInput::High => x[j] > h[j] || (!no_low && h[j] < l[j]),
+                    };
+                    if own { g[j] } else { T::ZERO }
+                }));
+            }
+        });
+    });
+    Ok(())
+}
+
+/// out = g where a wins or either is NaN, g/2 on a tie, else 0.
 pub(crate) fn extremum_grad(exec: &Exec, f: Binary, a: &Tensor, b: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
     let sign = match f {
         Binary::Maximum => 1.0,
@@ -179,8 +325,8 @@ pub(crate) fn extremum_grad(exec: &Exec, f: Binary, a: &Tensor, b: &Tensor, g: &
                 let (u, v) = (a.load::<BLOCK>(i, T::ZERO), b.load::<BLOCK>(i, T::ZERO));
                 let w = g.load::<BLOCK>(i, T::ZERO);
                 o.store(i, lanes!(j => {
-                    let lead = sign * (u[j] - v[j]);
-                    if u[j] == v[j] { half * w[j] } else if lead > T::ZERO { w[j] } else { T::ZERO }
+                    let (u, v) = (sign * u[j], sign * v[j]);
+                    if u == v { half * w[j] } else if u < v { T::ZERO } else { w[j] }
                 }));
             }
         });

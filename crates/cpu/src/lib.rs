@@ -10,6 +10,7 @@ mod elementwise;
 mod embedding;
 mod exec;
 mod gemm;
+mod groups;
 mod loss;
 mod math;
 mod norm;
@@ -19,6 +20,7 @@ mod pool;
 mod quantize;
 mod random;
 mod reduce;
+mod scan;
 mod softmax;
 mod view;
 mod window;
@@ -97,9 +99,19 @@ impl Backend for Cpu {
             Kernel::UnaryGrad { f, saved, g, out } => elementwise::unary_grad(exec, f, saved, g, out)?,
             Kernel::Binary { f, a, b, out } => elementwise::binary(exec, f, a, b, out)?,
             Kernel::ExtremumGrad { f, a, b, g, out } => elementwise::extremum_grad(exec, f, a, b, g, out)?,
+            Kernel::Ternary { f, a, b, c, out } => elementwise::ternary(exec, f, [a, b, c], out)?,
+            Kernel::ClampGrad { by, x, low, high, g, out } => {
+                elementwise::clamp_grad(exec, by, x, (low, high), g, out)?
+            }
             Kernel::Select { cond, a, b, out } => elementwise::select(exec, cond, a, b, out)?,
             Kernel::Reduce { f, x, out } => reduce::reduce(exec, f, x, out)?,
-            Kernel::MaxGrad { x, y, g, out } => reduce::max_grad(exec, x, y, g, out)?,
+            Kernel::ReduceGrad { f, x, y, g, out } => groups::reduce_grad(exec, f, (x, y), g, out)?,
+            Kernel::MaxIndex { x, dim, values, indices } => groups::max_index(exec, x, dim, values, indices)?,
+            Kernel::MaxIndexGrad { indices, g, dim, out } => groups::max_index_grad(exec, indices, g, dim, out)?,
+            Kernel::Scan { f, x, dim, out } => scan::scan(exec, f, x, dim, out)?,
+            Kernel::CumprodGrad { x, g, dim, out } => scan::cumprod_grad(exec, x, g, dim, out)?,
+            Kernel::LogSoftmax { x, out } => softmax::log_softmax(exec, x, out)?,
+            Kernel::LogSoftmaxGrad { y, g, out } => softmax::log_softmax_grad(exec, y, g, out)?,
             Kernel::SquaredNorm { x, out } => reduce::squared_norm(exec, x, out)?,
             Kernel::Matmul { a, b, alpha, accumulate, out } => gemm::matmul(exec, a, b, alpha, accumulate, out)?,
             Kernel::Softmax { x, out } => softmax::softmax(exec, x, out)?,

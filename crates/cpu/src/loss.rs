@@ -128,17 +128,19 @@ impl<T: Float> Terms<T> {
     fn loss(&self, r: usize, lse: T) -> f64 {
         let Ok(class) = self.class(r) else { return 0.0 };
         let x = self.x.row(r);
-        let own = class.map_or(0.0, |t| {
-            self.keep.wide() * self.of_class(t).wide() * (lse.wide() - x.get(t).wide())
-        });
+        let own = class.map_or(0.0, |t| self.keep.wide() * self.of_class(t).wide() * (lse.wide() - x.get(t).wide()));
         if class.is_some() && self.spread == T::ZERO {
             return own;
         }
-        let rest = sum_blocks(x.len(), #[inline(always)] |i| {
-            let (v, w, q) = (x.load::<BLOCK>(i, T::ZERO), self.weights(i), self.shares(r, i));
-            let within = x.len() - i;
-            lanes!(j => if j < within { w[j] * q[j] * (lse - v[j]) } else { T::ZERO })
-        });
+        let rest = sum_blocks(
+            x.len(),
+            #[inline(always)]
+            |i| {
+                let (v, w, q) = (x.load::<BLOCK>(i, T::ZERO), self.weights(i), self.shares(r, i));
+                let within = x.len() - i;
+                lanes!(j => if j < within { w[j] * q[j] * (lse - v[j]) } else { T::ZERO })
+            },
+        );
         own + rest.wide()
     }
 
@@ -147,10 +149,14 @@ impl<T: Float> Terms<T> {
     fn mass(&self, r: usize, class: Option<usize>) -> T {
         match class {
             Some(t) => self.keep * self.of_class(t) + self.spread * self.total,
-            None => sum_blocks(self.x.width, #[inline(always)] |i| {
-                let (w, q, within) = (self.weights(i), self.shares(r, i), self.x.width - i);
-                lanes!(j => if j < within { w[j] * q[j] } else { T::ZERO })
-            }),
+            None => sum_blocks(
+                self.x.width,
+                #[inline(always)]
+                |i| {
+                    let (w, q, within) = (self.weights(i), self.shares(r, i), self.x.width - i);
+                    lanes!(j => if j < within { w[j] * q[j] } else { T::ZERO })
+                },
+            ),
         }
     }
 }

@@ -39,6 +39,10 @@ pub(crate) trait Float:
     fn sin(self) -> Self;
     fn cos(self) -> Self;
     fn tanh(self) -> Self;
+    fn ln_1p(self) -> Self;
+    fn exp_m1(self) -> Self;
+    fn power(self, exponent: Self) -> Self;
+    fn erf(self) -> Self;
     /// The normal distribution function Phi(x) = erfc(-x / sqrt 2) / 2.
     fn normal_cdf(self) -> Self;
 
@@ -143,6 +147,22 @@ impl Float for f32 {
         f32::ln(self)
     }
     #[inline(always)]
+    fn ln_1p(self) -> f32 {
+        f32::ln_1p(self)
+    }
+    #[inline(always)]
+    fn exp_m1(self) -> f32 {
+        f32::exp_m1(self)
+    }
+    #[inline(always)]
+    fn power(self, exponent: f32) -> f32 {
+        f32::powf(self, exponent)
+    }
+    #[inline(always)]
+    fn erf(self) -> f32 {
+        libm::erff(self)
+    }
+    #[inline(always)]
     fn sin(self) -> f32 {
         f32::sin(self)
     }
@@ -244,6 +264,22 @@ impl Float for f64 {
     #[inline(always)]
     fn ln(self) -> f64 {
         f64::ln(self)
+    }
+    #[inline(always)]
+    fn ln_1p(self) -> f64 {
+        f64::ln_1p(self)
+    }
+    #[inline(always)]
+    fn exp_m1(self) -> f64 {
+        f64::exp_m1(self)
+    }
+    #[inline(always)]
+    fn power(self, exponent: f64) -> f64 {
+        f64::powf(self, exponent)
+    }
+    #[inline(always)]
+    fn erf(self) -> f64 {
+        libm::erf(self)
     }
     #[inline(always)]
     fn sin(self) -> f64 {

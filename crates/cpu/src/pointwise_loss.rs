@@ -32,7 +32,7 @@ type Operands<'a> = (&'a Tensor, &'a Tensor, Option<&'a Tensor>);
 /// ln(1 + e^x), without overflow or cancellation.
 #[inline(always)]
 fn softplus<T: Float>(x: T) -> T {
-    x.larger(T::ZERO) + T::of(Float::exp(-x.magnitude()).wide().ln_1p())
+    x.larger(T::ZERO) + Float::ln_1p(Float::exp(-x.magnitude()))
 }
 
 /// -1, 0 or 1 as d; NaN stays.

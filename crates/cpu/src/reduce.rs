@@ -1,10 +1,11 @@
-//! Sums and maxima over dimensions, and the sum of squares.
+//! Sums, products and extrema over dimensions, and the sum of squares.
 //!
 //! A sum is cut by the logical shape alone, never by strides or threads: within a piece 64 lanes (along a row) or one
 //! lane a column add up in the tensor's dtype, pieces are added in f64 in their order. The error is that of pairwise
 //! summation for all practical sizes.
 
 use crate::exec::Exec;
+use crate::groups;
 use crate::math::{Float, fold_lanes};
 use crate::view::{BLOCK, Span, for_float, merged, offset_of};
 use retape_core::kernel::Reduce;
@@ -45,7 +46,7 @@ impl Axis {
 
     /// Block of elements from `index`, `base` elements into `span`.
     #[inline(always)]
-    fn load<T: Copy + Default>(&self, span: Span<T>, base: usize, index: usize, end: usize, fill: T) -> [T; BLOCK] {
+    pub fn load<T: Copy + Default>(&self, span: Span<T>, base: usize, index: usize, end: usize, fill: T) -> [T; BLOCK] {
         match self.strides[..] {
             [] => span.part(base, 1, 1).load(index, fill),
             [stride] => span.part(base + index * stride, end - index, stride).load(0, fill),
@@ -69,7 +70,10 @@ pub(crate) fn split_dims(x: &Tensor, out: &Tensor) -> (Shape, Shape) {
 pub(crate) fn reduce(exec: &Exec, f: Reduce, x: &Tensor, out: &Tensor) -> Result<()> {
     for_float!("reduce", x.dtype(), T => match f {
         Reduce::Sum => fold::<T>(exec, x, out, T::ZERO, #[inline(always)] |a, b| a + b, |a, b| a + b),
+        Reduce::Prod => fold::<T>(exec, x, out, T::ONE, #[inline(always)] |a, b| a * b, |a, b| a * b),
         Reduce::Max => fold::<T>(exec, x, out, -T::INFINITY, #[inline(always)] |a, b| a.larger(b), |a, b| a.larger(b)),
+        Reduce::Min => fold::<T>(exec, x, out, T::INFINITY, #[inline(always)] |a, b| a.smaller(b), |a, b| a.smaller(b)),
+        _ => return groups::reduce(exec, f, x, out),
     });
     Ok(())
 }
@@ -229,27 +233,6 @@ fn fold_columns<T: Float>(
             }
         }
     }
-}
-
-/// out = g where x is its group's maximum y, divided by how many are, else 0.
-pub(crate) fn max_grad(exec: &Exec, x: &Tensor, y: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
-    let (reduced, kept) = split_dims(x, y);
-    if x.is_empty() {
-        return Ok(());
-    }
-    for_float!("max_grad", x.dtype(), T => {
-        let axes = |t: &Tensor| (Span::<T>::of(t), Axis::new(t, &kept), Axis::new(t, &reduced));
-        let ((xs, xk, xr), (ys, yk, _), (gs, gk, _), (outs, ok, or)) = (axes(x), axes(y), axes(g), axes(out));
-        exec.run::<T>(xk.len, x.len() * 4, |k| {
-            let (base, max) = (xk.offset(k), ys.get(yk.offset(k)));
-            let wins = |r: usize| xs.get(base + xr.offset(r)) == max;
-            let share = gs.get(gk.offset(k)) / T::of((0..xr.len).filter(|&r| wins(r)).count() as f64);
-            for r in 0..xr.len {
-                outs.set(ok.offset(k) + or.offset(r), if wins(r) { share } else { T::ZERO });
-            }
-        });
-    });
-    Ok(())
 }
 
 /// out `[]` (f64) = sum of squares, in f64.

@@ -101,6 +101,45 @@ pub(crate) fn softmax_grad(exec: &Exec, y: &Tensor, g: &Tensor, out: &Tensor) ->
     Ok(())
 }
 
+/// out_i = x_i - ln sum_j exp(x_j). A row of only -inf stays so.
+pub(crate) fn log_softmax(exec: &Exec, x: &Tensor, out: &Tensor) -> Result<()> {
+    for_float!("log_softmax", x.dtype(), T => {
+        let (xs, outs) = (Rows::<T>::of(x), Rows::<T>::of(out));
+        for_each_row::<T>(exec, xs.count, xs.width, 10, #[inline(always)] |r| {
+            let (x, o) = (xs.row(r), outs.row(r));
+            let max = row_max(x);
+            if max == -T::INFINITY {
+                return o.fill(max);
+            }
+            let log = Float::ln(sum_exp(x, max));
+            for i in (0..o.len()).step_by(BLOCK) {
+                let v = x.load::<BLOCK>(i, T::ZERO);
+                o.store(i, lanes!(j => (v[j] - max) - log));
+            }
+        });
+    });
+    Ok(())
+}
+
+/// out = g - e^y sum(g), 0 in a row of only -inf.
+pub(crate) fn log_softmax_grad(exec: &Exec, y: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
+    for_float!("log_softmax_grad", y.dtype(), T => {
+        let (ys, gs, outs) = (Rows::<T>::of(y), Rows::<T>::of(g), Rows::<T>::of(out));
+        for_each_row::<T>(exec, ys.count, ys.width, 10, #[inline(always)] |r| {
+            let (y, g, o) = (ys.row(r), gs.row(r), outs.row(r));
+            if row_max(y) == -T::INFINITY {
+                return o.fill(T::ZERO);
+            }
+            let sum = sum_blocks(g.len(), #[inline(always)] |i| g.load::<BLOCK>(i, T::ZERO));
+            for i in (0..o.len()).step_by(BLOCK) {
+                let (u, v) = (y.load::<BLOCK>(i, T::ZERO), g.load::<BLOCK>(i, T::ZERO));
+                o.store(i, lanes!(j => v[j] - Float::exp(u[j]) * sum));
+            }
+        });
+    });
+    Ok(())
+}
+
 /// x `[.., Tq, Tk]`; out = value where key j > i + Tk - Tq, else x.
 pub(crate) fn causal_mask(exec: &Exec, x: &Tensor, value: f64, out: &Tensor) -> Result<()> {
     let (queries, keys) = (x.shape()[x.rank() - 2], x.shape()[x.rank() - 1]);

@@ -32,7 +32,8 @@ impl<T: Copy + Default> Planes<T> {
     /// Row `y` of a plane.
     #[inline(always)]
     fn row(&self, plane: usize, y: usize) -> Span<T> {
-        let start = plane / self.channels * self.strides[0] + plane % self.channels * self.strides[1] + y * self.strides[2];
+        let start =
+            plane / self.channels * self.strides[0] + plane % self.channels * self.strides[1] + y * self.strides[2];
         self.span.part(start, self.size[1], self.strides[3])
     }
 }

@@ -67,7 +67,10 @@ fn computed(device: &Device, dtype: DType, c: Case, [q, k, v, g]: [&Tensor; 4], 
     run(device, Kernel::Attention { q, k, v, mask: None, spec, out: &out, lse: &lse });
     run(device, Kernel::AttentionDelta { o: &out, g, delta: &delta });
     let (lse_in, delta_in) = (&lse, &delta);
-    run(device, Kernel::AttentionGradKv { q, k, v, mask: None, g, lse: lse_in, delta: delta_in, spec, dk: &dk, dv: &dv });
+    run(
+        device,
+        Kernel::AttentionGradKv { q, k, v, mask: None, g, lse: lse_in, delta: delta_in, spec, dk: &dk, dv: &dv },
+    );
     run(device, Kernel::AttentionGradQ { q, k, v, mask: None, g, lse: lse_in, delta: delta_in, spec, dq: &dq });
     [out, lse, dq, dk, dv]
 }
@@ -90,7 +93,8 @@ fn check(device: &Device, dtype: DType, c: Case, factor: f64) {
     }
 }
 
-const PLAIN: Case = Case { batch: 1, tq: 65, tk: 65, heads: 2, kv_heads: 2, size: 16, causal: true, window: None, dropout: 0.0 };
+const PLAIN: Case =
+    Case { batch: 1, tq: 65, tk: 65, heads: 2, kv_heads: 2, size: 16, causal: true, window: None, dropout: 0.0 };
 
 #[test]
 fn lengths_and_alignment() {

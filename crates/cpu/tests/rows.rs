@@ -67,7 +67,7 @@ fn reductions() {
             run(&device, Kernel::Reduce { f: Reduce::Max, x: &x, out: &out });
             close(&what, &out, &max, 0.0);
             let (dx, g) = (poisoned(&device, dtype, shape), tensor(&device, dtype, to, &g));
-            run(&device, Kernel::MaxGrad { x: &x, y: &out, g: &g, out: &dx });
+            run(&device, Kernel::ReduceGrad { f: Reduce::Max, x: &x, y: &out, g: &g, out: &dx });
             close(&what, &dx, &grad, tolerance(dtype));
             let norm = poisoned(&device, DType::F64, &[]);
             run(&device, Kernel::SquaredNorm { x: &x, out: &norm });
@@ -240,23 +240,38 @@ fn cross_entropy_and_ignored_rows() {
         let spec = CrossEntropySpec { ignore: -1, reduction, smoothing: 0.0 };
         for logits in views(&device, dtype, &[rows, n], &x) {
             let [l, s, dx] = [&[][..], &[rows], &[rows, n]].map(|s| poisoned(&device, dtype, s));
-            run(&device, Kernel::CrossEntropy { logits: &logits, target: &ids, weight: None, spec, loss: &l, lse: Some(&s) });
+            run(
+                &device,
+                Kernel::CrossEntropy { logits: &logits, target: &ids, weight: None, spec, loss: &l, lse: Some(&s) },
+            );
             close("loss", &l, &[loss], tolerance(dtype));
             close("lse", &s, &lse, tolerance(dtype));
             run(
                 &device,
-                Kernel::CrossEntropyGrad { logits: &logits, target: &ids, weight: None, lse: &s, g: &g, spec, out: &dx },
+                Kernel::CrossEntropyGrad {
+                    logits: &logits,
+                    target: &ids,
+                    weight: None,
+                    lse: &s,
+                    g: &g,
+                    spec,
+                    out: &dx,
+                },
             );
             close("gradient", &dx, &grad, 10.0 * tolerance(dtype));
         }
         let bad = Tensor::from_slice(&device, &[rows], &vec![n as i64; rows]).unwrap();
         let logits = tensor(&device, dtype, &[rows, n], &x);
         let [l, s] = [&[][..], &[rows]].map(|s| poisoned(&device, dtype, s));
-        let kernel = Kernel::CrossEntropy { logits: &logits, target: &bad, weight: None, spec, loss: &l, lse: Some(&s) };
+        let kernel =
+            Kernel::CrossEntropy { logits: &logits, target: &bad, weight: None, spec, loss: &l, lse: Some(&s) };
         let error = device.backend().run(&kernel).unwrap_err();
         assert!(matches!(&error, Error::InvalidValue { .. }) && error.to_string().contains("130"), "{error}");
         let none = Tensor::from_slice(&device, &[rows], &vec![-1i64; rows]).unwrap();
-        run(&device, Kernel::CrossEntropy { logits: &logits, target: &none, weight: None, spec, loss: &l, lse: Some(&s) });
+        run(
+            &device,
+            Kernel::CrossEntropy { logits: &logits, target: &none, weight: None, spec, loss: &l, lse: Some(&s) },
+        );
         assert!(if mean { l.item().unwrap().is_nan() } else { l.item().unwrap() == 0.0 });
     }
 }

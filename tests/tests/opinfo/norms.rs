@@ -5,7 +5,7 @@ use retape_core::ops::attention::AttentionOptions;
 use retape_core::{Result, Var};
 
 /// Ops of the golden folder that this family still lacks.
-pub const NOT_YET: &[&str] = &["normalize", "glu"];
+pub const NOT_YET: &[&str] = &["glu"];
 
 /// Calls an op of this family; `None` for one of another.
 pub fn call(op: &str, a: &Call) -> Option<Result<Vec<Var>>> {
@@ -30,6 +30,10 @@ fn run(op: &str, a: &Call) -> Result<Option<Vec<Var>>> {
             let (weight, bias) = weight_and_bias()?;
             let eps = a.float((4, "eps"))?.unwrap_or(1e-5);
             one(a.var(0)?.group_norm(groups, weight.as_ref(), bias.as_ref(), eps))
+        }
+        "normalize" => {
+            let (p, eps) = (a.float((1, "p"))?.unwrap_or(2.0), a.float((3, "eps"))?.unwrap_or(1e-12));
+            one(a.var(0)?.normalize(p, a.int((2, "dim"))?.unwrap_or(1) as isize, eps))
         }
         "scaled_dot_product_attention" => {
             let options = AttentionOptions {

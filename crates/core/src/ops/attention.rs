@@ -166,7 +166,11 @@ impl Rule for Attention {
             masked("mask of the queries", false, x(7, &[1, 1, 4, 1])),
             masked("strided mask", false, x(8, &[2, 2, 4, 5]).lying(Transposed)),
             masked("bool mask", false, hiding(&[1, 1, 4, 5])),
-            masked("bool mask that hides all", false, SampleInput::new(&[1, 1, 1, 1], SampleValues::Bools(vec![false]))),
+            masked(
+                "bool mask that hides all",
+                false,
+                SampleInput::new(&[1, 1, 1, 1], SampleValues::Bools(vec![false])),
+            ),
             window("window", 2, 5),
             window("window across tiles", 70, 300),
             s("one", false, 0.0, [1, 1, 1, 1], [1, 1, 1, 1]),
@@ -248,7 +252,8 @@ impl Var {
         let Some(mut batch) = leads.iter().fold(Some(Shape::new()), broadcast) else {
             return wrong(format!("the leading dimensions of q, k and v don't broadcast: {leads:?}"));
         };
-        let out_lead: Shape = if options.grouped { batch.iter().copied().chain([heads[0]]).collect() } else { batch.clone() };
+        let out_lead: Shape =
+            if options.grouped { batch.iter().copied().chain([heads[0]]).collect() } else { batch.clone() };
         if !options.grouped {
             let shared = batch.pop().unwrap_or(1);
             heads = [shared; 3];

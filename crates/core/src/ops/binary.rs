@@ -2,10 +2,11 @@
 //!
 //! With upstream gradient g, before summing over broadcast dimensions:
 //! add: da = g, db = g; sub: db = -g; mul: da = g b, db = g a; div (y = a/b): da = g/b, db = -g a / b^2;
-//! maximum, minimum: g goes to the winner, half to each on a tie.
+//! maximum, minimum: g goes to the winner, half to each on a tie; pow (y = a^b): da = g b a^(b-1), 0 where b = 0, and
+//! db = g a^b ln a, 0 where a = 0 and b >= 0 (there y is constant in b).
 
 use super::*;
-use crate::kernel::Unary;
+use crate::kernel::{Ternary, Unary};
 use crate::layout::broadcast_shapes;
 use crate::tape::Var;
 
@@ -22,6 +23,7 @@ impl Rule for BinaryOp {
             Binary::Div => "div",
             Binary::Maximum => "maximum",
             Binary::Minimum => "minimum",
+            Binary::Pow => "pow",
         }
     }
 
@@ -46,7 +48,7 @@ impl Rule for BinaryOp {
                 saves([(needs[1], Slot::In(0)), (needs[0], Slot::In(1))].into_iter().filter(|s| s.0).map(|s| s.1))
             }
             Binary::Div if !needs[1] => saves([Slot::In(1)]),
-            Binary::Div | Binary::Maximum | Binary::Minimum => saves([Slot::In(0), Slot::In(1)]),
+            Binary::Div | Binary::Maximum | Binary::Minimum | Binary::Pow => saves([Slot::In(0), Slot::In(1)]),
         }
     }
 
@@ -114,6 +116,19 @@ impl Rule for BinaryOp {
                     }
                 }
             }
+            Binary::Pow => {
+                let a = cx.saved(Slot::In(0))?.expand(g.shape())?;
+                let b = cx.saved(Slot::In(1))?.expand(g.shape())?;
+                for (input, f) in [(0, Ternary::PowGradBase), (1, Ternary::PowGradExponent)] {
+                    if cx.needs(input) {
+                        let exec = cx.exec(input);
+                        let out = exec.empty(g.shape(), g.dtype())?;
+                        exec.run(Kernel::Ternary { f, a: &a, b: &b, c: &g, out: &out })?;
+                        let grad = exec.sum_to(out, &cx.input(input).shape)?;
+                        cx.set(input, grad);
+                    }
+                }
+            }
         }
         Ok(())
     }
@@ -144,12 +159,54 @@ impl Rule for BinaryOp {
                 s("broadcast to nothing", a(&[0, 3]), b(&[1, 3])),
             ]);
         }
+        let positive =
+            |seed, shape: &[usize]| SampleInput::new(shape, SampleValues::Between { seed, low: 0.4, high: 2.0 });
+        let pow = |name, x, y| Sample::smooth(name, BinaryOp(Binary::Pow), [x, y]);
+        samples.extend([
+            pow("ordinary", positive(1, &[3, 5]), SampleInput::random(2, &[3, 5])),
+            pow("rank 0", positive(3, &[]), SampleInput::random(4, &[])),
+            pow("broadcast", positive(5, &[3, 1]), SampleInput::random(6, &[1, 4])),
+            pow("strided", positive(7, &[4, 6]).lying(Transposed), SampleInput::random(8, &[4, 6]).lying(Narrowed)),
+            pow("zero-sized", positive(9, &[2, 0, 3]), SampleInput::random(10, &[3])),
+        ]);
+        let inputs =
+            [[-2.0, -2.0, 0.0, 0.0, 0.0, 3.0], [3.0, 0.0, 0.0, 1.0, 2.5, 0.0]].map(|v| SampleInput::floats(&[6], &v));
+        samples.push(Sample::kink("zero and negative bases", BinaryOp(Binary::Pow), inputs));
         for f in [Binary::Maximum, Binary::Minimum] {
             let (x, y) = ([1.0, 2.0, 2.0, -1.0], [1.0, 2.0, 3.0, -2.0]);
             let inputs = [SampleInput::floats(&[4], &x), SampleInput::floats(&[4], &y)];
             samples.push(Sample::kink("ties", BinaryOp(f), inputs));
         }
         samples
+    }
+}
+
+impl Var {
+    /// a + alpha b. Backward reads nothing.
+    pub fn add_scaled(&self, other: &Var, alpha: f64) -> Result<Var> {
+        self.add(&other.scale(alpha)?)
+    }
+
+    /// a + weight (b - a). Backward reads nothing.
+    pub fn lerp_scalar(&self, end: &Var, weight: f64) -> Result<Var> {
+        // From the nearer end, so that both ends are exact.
+        let step = end.sub(self)?;
+        if weight.abs() < 0.5 { self.add_scaled(&step, weight) } else { end.add_scaled(&step, weight - 1.0) }
+    }
+}
+
+/// Operands of different dtypes in one: that of the widest float (f64 or f32) among those that have dimensions, else among
+/// the scalars. Integers and truth values follow. Without a float, or with bf16 or f16 among them, they stay as they are.
+pub(crate) fn promoted(operands: &[&Var]) -> Result<Vec<Var>> {
+    let of_rank = |scalar: bool| operands.iter().filter(move |v| v.shape().is_empty() == scalar).map(|v| v.dtype());
+    let wide = |dtypes: &mut dyn Iterator<Item = DType>| dtypes.filter(|d| d.is_float()).min();
+    let dtype = wide(&mut of_rank(false)).or(wide(&mut of_rank(true)));
+    let half = |d: DType| matches!(d, DType::BF16 | DType::F16);
+    match dtype {
+        Some(dtype) if !operands.iter().any(|v| half(v.dtype())) => {
+            operands.iter().map(|v| if v.dtype() == dtype { Ok((*v).clone()) } else { v.cast(dtype) }).collect()
+        }
+        _ => Ok(operands.iter().map(|v| (*v).clone()).collect()),
     }
 }
 
@@ -183,4 +240,6 @@ methods! {
     maximum => Maximum,
     /// The smaller of a and b; on a tie each gets half the gradient. Backward reads both.
     minimum => Minimum,
+    /// a^b. Backward reads both.
+    pow => Pow,
 }

@@ -43,7 +43,9 @@ fn rows(inputs: &[Spec], dim: usize, distributions: bool) -> Result<Shape, Strin
         }
         dtype if distributions && dtype == inputs[0].dtype && target.shape == *x => {}
         _ if distributions => {
-            return Err("targets must be class indices (i64 or i32), or distributions of the logits' shape and dtype".into());
+            return Err(
+                "targets must be class indices (i64 or i32), or distributions of the logits' shape and dtype".into()
+            );
         }
         _ => return Err("targets must be class indices of dtype i64 or i32".into()),
     }
@@ -99,7 +101,12 @@ impl Rule for CrossEntropy {
 
     fn saves(&self, needs: &[bool]) -> Saves {
         let by_weight = self.weight && needs[2];
-        let slots = [(true, Slot::In(0)), (needs[0] || by_weight, Slot::In(1)), (self.weight, Slot::In(2)), (true, Slot::Out(1))];
+        let slots = [
+            (true, Slot::In(0)),
+            (needs[0] || by_weight, Slot::In(1)),
+            (self.weight, Slot::In(2)),
+            (true, Slot::Out(1)),
+        ];
         saves(slots.into_iter().filter(|s| s.0).map(|s| s.1))
     }
 
@@ -123,7 +130,15 @@ impl Rule for CrossEntropy {
         if let Some(weight) = weight.filter(|_| by_weight) {
             let out = cx.exec(2).empty_like(cx.input(2))?;
             let lse = Some(&lse);
-            cx.exec(2).run(Kernel::CrossEntropyWeightGrad { logits: &x, target, weight, lse, g: &g, spec, out: &out })?;
+            cx.exec(2).run(Kernel::CrossEntropyWeightGrad {
+                logits: &x,
+                target,
+                weight,
+                lse,
+                g: &g,
+                spec,
+                out: &out,
+            })?;
             cx.set(2, out);
         }
         if cx.needs(0) {
@@ -176,7 +191,11 @@ impl Rule for CrossEntropy {
                 Sample::smooth("weighted", full, [x(2, &[2, 4, 2]), targets(), p(3, &[4])]),
                 Sample::smooth("distributions", plain, [x(4, &[2, 4, 2]), p(5, &[2, 4, 2])]),
                 Sample::smooth("weighted distributions", full, [x(6, &[3, 67]), p(7, &[3, 67]), p(8, &[67])]),
-                Sample::smooth("last dimension", op(reduction, 0.0, 2, true), [x(9, &[2, 2, 4]), targets(), p(9, &[4])]),
+                Sample::smooth(
+                    "last dimension",
+                    op(reduction, 0.0, 2, true),
+                    [x(9, &[2, 2, 4]), targets(), p(9, &[4])],
+                ),
             ]);
         }
         samples
@@ -270,7 +289,11 @@ impl Rule for NllLoss {
             samples.extend([
                 Sample::smooth("ordinary", plain, [x(1, &[3, 5]), t(&[3], &[0, 4, -100])]),
                 Sample::smooth("weighted", full, [x(2, &[2, 4, 2]), t(&[2, 2], &[3, 0, -100, 2]), w(3, 4)]),
-                Sample::smooth("strided", plain, [x(4, &[4, 6]).lying(SampleMemory::Transposed), t(&[4], &[5, 0, 1, 3])]),
+                Sample::smooth(
+                    "strided",
+                    plain,
+                    [x(4, &[4, 6]).lying(SampleMemory::Transposed), t(&[4], &[5, 0, 1, 3])],
+                ),
             ]);
         }
         samples
@@ -286,7 +309,13 @@ impl Var {
 
     /// Cross-entropy with the classes in dimension `dim` (1 for PyTorch's `[N, C, d1, ..]`), against class indices of
     /// the shape without it or distributions of the logits' shape, with a weight for each class.
-    pub fn cross_entropy_with(&self, target: &Var, weight: Option<&Var>, dim: isize, spec: CrossEntropySpec) -> Result<Var> {
+    pub fn cross_entropy_with(
+        &self,
+        target: &Var,
+        weight: Option<&Var>,
+        dim: isize,
+        spec: CrossEntropySpec,
+    ) -> Result<Var> {
         let dim = dimension(dim, self.shape().len()).map_err(|reason| self.invalid("cross_entropy", reason))?;
         let others: SmallVec<[&Var; 2]> = std::iter::once(target).chain(weight).collect();
         self.apply(CrossEntropy { spec, dim, weight: weight.is_some() }, &others)

@@ -138,7 +138,14 @@ impl Rule for GroupNorm {
             }
             let (x, g) = (&self.grouped(&exec, x)?, &self.grouped(&exec, e)?);
             let (mean, rstd) = (Some(&mean), &rstd);
-            exec.run(Kernel::LayerNormGrad { x, weight: None, mean, rstd, g, out: &self.grouped(&exec, out.clone())? })?;
+            exec.run(Kernel::LayerNormGrad {
+                x,
+                weight: None,
+                mean,
+                rstd,
+                g,
+                out: &self.grouped(&exec, out.clone())?,
+            })?;
             cx.set(0, out);
         }
         Ok(())

@@ -102,9 +102,12 @@ impl Rule for LossOp {
             Loss::BinaryLogits,
         ] {
             // x - t lies in (0.1, 0.45) or (0.55, 1.9), away from 0 and from the width.
-            let x = |seed, shape: &[usize]| SampleInput::new(shape, SampleValues::Between { seed, low: 0.5, high: 0.7 });
-            let near = |seed, shape: &[usize]| SampleInput::new(shape, SampleValues::Between { seed, low: 0.25, high: 0.4 });
-            let far = |seed, shape: &[usize]| SampleInput::new(shape, SampleValues::Between { seed, low: 1.3, high: 2.0 });
+            let x =
+                |seed, shape: &[usize]| SampleInput::new(shape, SampleValues::Between { seed, low: 0.5, high: 0.7 });
+            let near =
+                |seed, shape: &[usize]| SampleInput::new(shape, SampleValues::Between { seed, low: 0.25, high: 0.4 });
+            let far =
+                |seed, shape: &[usize]| SampleInput::new(shape, SampleValues::Between { seed, low: 1.3, high: 2.0 });
             let op = LossOp { f, weight: false };
             let s = |name, a, b| Sample::smooth(name, op, [a, b]);
             samples.extend([

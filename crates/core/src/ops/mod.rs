@@ -454,6 +454,7 @@ macro_rules! registry {
 pub mod attention;
 pub mod binary;
 pub mod causal_mask;
+pub mod clamp;
 pub mod conv;
 pub mod copy;
 pub mod cross_entropy;
@@ -464,10 +465,13 @@ pub mod join;
 pub mod layer_norm;
 pub mod loss;
 pub mod matmul;
+pub mod max_index;
 pub mod pool;
 pub mod reduce;
 pub mod rms_norm;
+pub mod scan;
 pub mod softmax;
+pub mod ternary;
 pub mod unary;
 pub mod view;
 pub mod where_;
@@ -475,11 +479,16 @@ pub mod where_;
 registry! {
     unary::UnaryOp,
     binary::BinaryOp,
+    ternary::TernaryOp,
+    clamp::ClampBetween,
     where_::Where,
     reduce::ReduceOp,
+    max_index::MaxIndex,
+    scan::ScanOp,
     matmul::Matmul,
     matmul::Linear,
     softmax::Softmax,
+    softmax::LogSoftmax,
     causal_mask::CausalMask,
     dropout::Dropout,
     attention::Attention,

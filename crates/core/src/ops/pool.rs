@@ -118,6 +118,8 @@ impl Rule for MaxPool2d {
         let ties = SampleInput::floats(&[1, 1, 2, 4], &[1.0, 3.0, 3.0, 0.0, 3.0, 2.0, 3.0, 3.0]);
         let op = MaxPool2d { pool: Pool::new([2, 2]), indices: false };
         samples.push(Sample::kink("ties", op, [ties]));
+        let indices = MaxPool2d { pool: Pool::new([2, 2]), indices: true };
+        samples.push(Sample::smooth("with indices", indices, [SampleInput::random(8, &[2, 2, 4, 5])]));
         let dilation = Pool { dilation: [1, 2], padding: [1, 1], stride: [2, 1], ..Pool::new([3, 2]) };
         let op = MaxPool2d { pool: dilation, indices: false };
         samples.push(Sample::smooth("dilation", op, [SampleInput::random(9, &[2, 2, 4, 5])]));

@@ -1,8 +1,9 @@
-//! Reductions over dimensions.
+//! Reductions over dimensions. Each function and its derivative stand beside its name in [`Reduce`].
 //!
-//! sum: dx = g repeated. mean = sum / n: dx = g/n repeated. max: g goes to the largest; among equals it is split
-//! evenly, so that the gradient's sum is preserved. Which one is the largest is a matter of exact bits, so max reads x
-//! exactly (int8 is refused), and finds the largest again instead of saving it too.
+//! sum: dx = g repeated. mean = sum / n: dx = g/n repeated. All others read x, and find their result again instead of
+//! saving it too. amax, amin: g goes to the largest; among equals it is split evenly, so that the gradient's sum is
+//! preserved. Which one is the largest is a matter of exact bits, so they (and the norms inf and -inf) read x exactly:
+//! int8 is refused. var: with m the mean, d sum (x_j - m)^2 / dx_i = 2 (x_i - m), as sum (x_j - m) = 0.
 
 use super::*;
 use crate::kernel::Unary;
@@ -10,18 +11,54 @@ use crate::layout::dimension;
 use crate::tape::Var;
 
 /// Which reduction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Reduction {
-    /// The sum; 0 of nothing.
-    Sum,
     /// The mean; NaN of nothing.
     Mean,
-    /// The largest; of nothing an error.
-    Max,
+    /// One of the kernels'.
+    Of(Reduce),
+}
+
+impl Reduction {
+    fn name(self) -> &'static str {
+        match self {
+            Reduction::Mean => "mean",
+            Reduction::Of(Reduce::Sum) => "sum",
+            Reduction::Of(Reduce::Max) => "amax",
+            Reduction::Of(Reduce::Min) => "amin",
+            Reduction::Of(Reduce::Prod) => "prod",
+            Reduction::Of(Reduce::LogSumExp) => "logsumexp",
+            Reduction::Of(Reduce::Var { .. }) => "var",
+            Reduction::Of(Reduce::Std { .. }) => "std",
+            Reduction::Of(Reduce::Norm { .. }) => "vector_norm",
+        }
+    }
+
+    fn kernel(self) -> Reduce {
+        match self {
+            Reduction::Mean => Reduce::Sum,
+            Reduction::Of(f) => f,
+        }
+    }
+
+    /// Has no value for no elements.
+    fn needs_elements(self) -> bool {
+        match self.kernel() {
+            Reduce::Max | Reduce::Min => true,
+            Reduce::Norm { ord } => ord < 0.0 || ord == f64::INFINITY,
+            _ => false,
+        }
+    }
+
+    /// Where equal bits decide who gets the gradient.
+    fn compares(self) -> bool {
+        matches!(self.kernel(), Reduce::Max | Reduce::Min)
+            || matches!(self.kernel(), Reduce::Norm { ord } if ord.is_infinite())
+    }
 }
 
 /// y = reduction of x over `dims` (sorted, without repeats), which keep size 1 or vanish.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ReduceOp {
     /// Which reduction.
     pub f: Reduction,
@@ -52,8 +89,14 @@ impl Rule for ReduceOp {
         if let Some(d) = self.dims.iter().find(|&&d| d >= x.len()) {
             return Err(format!("dimension {d} is not in a tensor of rank {}", x.len()));
         }
-        if self.f == Reduction::Max && self.count(x) == 0 {
-            return Err("the largest of no elements is not defined; reduce a dimension that isn't empty".into());
+        if self.f.needs_elements() && self.count(x) == 0 {
+            return Err(format!(
+                "{} of no elements is not defined; reduce a dimension that isn't empty",
+                self.f.name()
+            ));
+        }
+        if matches!(self.f.kernel(), Reduce::Norm { ord } if ord.is_nan()) {
+            return Err("the norm's order is NaN; give a number or an infinity".into());
         }
         let kept = self.kept(x);
         let shape =
@@ -63,9 +106,8 @@ impl Rule for ReduceOp {
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
         let x = &inputs[0];
-        let f = if self.f == Reduction::Max { Reduce::Max } else { Reduce::Sum };
         let out = exec.reshape(outputs[0].clone(), &self.kept(x.shape()))?;
-        exec.run(Kernel::Reduce { f, x, out: &out })?;
+        exec.run(Kernel::Reduce { f: self.f.kernel(), x, out: &out })?;
         if self.f == Reduction::Mean {
             let f = Unary::Scale(1.0 / self.count(x.shape()) as f64);
             exec.run(Kernel::Unary { f, x: &out, out: &out })?;
@@ -74,9 +116,9 @@ impl Rule for ReduceOp {
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
-        match self.f {
-            Reduction::Max => smallvec![Save { slot: Slot::In(0), exact: true }],
-            Reduction::Sum | Reduction::Mean => saves([]),
+        match self.f.kernel() {
+            Reduce::Sum => saves([]),
+            _ => smallvec![Save { slot: Slot::In(0), exact: self.f.compares() }],
         }
     }
 
@@ -85,7 +127,7 @@ impl Rule for ReduceOp {
         let kept = self.kept(shape);
         let mut g = exec.reshape(cx.grad0(), &kept)?;
         let grad = match self.f {
-            Reduction::Sum => g.expand(shape)?,
+            Reduction::Of(Reduce::Sum) => g.expand(shape)?,
             Reduction::Mean => {
                 // Scaled before it is repeated, while it is small.
                 let out = exec.replace(&g)?;
@@ -94,12 +136,12 @@ impl Rule for ReduceOp {
                 g = out;
                 g.expand(shape)?
             }
-            Reduction::Max => {
+            Reduction::Of(f) => {
                 let x = cx.saved(Slot::In(0))?;
                 let y = exec.workspace(&kept, x.dtype())?;
-                exec.run(Kernel::Reduce { f: Reduce::Max, x: &x, out: &y })?;
+                exec.run(Kernel::Reduce { f, x: &x, out: &y })?;
                 let out = exec.empty(shape, g.dtype())?;
-                exec.run(Kernel::MaxGrad { x: &x, y: &y, g: &g, out: &out })?;
+                exec.run(Kernel::ReduceGrad { f, x: &x, y: &y, g: &g, out: &out })?;
                 out
             }
         };
@@ -116,7 +158,23 @@ impl Rule for ReduceOp {
         let op = |f, dims: &[usize], keepdim| ReduceOp { f, dims: dims.into(), keepdim };
         let x = SampleInput::random;
         let mut samples = Vec::new();
-        for f in [Reduction::Sum, Reduction::Mean, Reduction::Max] {
+        let norm = |ord| Reduction::Of(Reduce::Norm { ord });
+        for f in [
+            Reduction::Mean,
+            Reduction::Of(Reduce::Sum),
+            Reduction::Of(Reduce::Max),
+            Reduction::Of(Reduce::Min),
+            Reduction::Of(Reduce::Prod),
+            Reduction::Of(Reduce::LogSumExp),
+            Reduction::Of(Reduce::Var { correction: 0.5 }),
+            Reduction::Of(Reduce::Std { correction: 0.0 }),
+            norm(2.0),
+            norm(3.5),
+            norm(f64::INFINITY),
+            norm(-1.0),
+        ] {
+            // The deviation and magnitude of one element have a kink at 0, and their groups must be of two and more.
+            let single = matches!(f.kernel(), Reduce::Var { .. } | Reduce::Std { .. });
             let s = |name, dims: &[usize], keep, input| Sample::smooth(name, op(f, dims, keep), [input]);
             samples.extend([
                 s("last", &[1], false, x(1, &[3, 5])),
@@ -124,32 +182,58 @@ impl Rule for ReduceOp {
                 s("all", &[0, 1, 2], false, x(3, &[2, 3, 4])),
                 s("middle", &[1], false, x(4, &[2, 3, 4])),
                 s("outer two", &[0, 2], true, x(5, &[2, 3, 4])),
-                s("none", &[], false, x(6, &[2, 3])),
-                s("rank 0", &[], false, x(7, &[])),
+                s("rank 5", &[1, 4], true, x(6, &[2, 2, 1, 3, 2])),
                 s("transposed", &[1], false, x(8, &[4, 6]).lying(Transposed)),
                 s("narrowed", &[0], false, x(9, &[5, 37]).lying(Narrowed)),
                 s("zero rows", &[1], false, x(11, &[0, 3])),
             ]);
+            if !single {
+                samples.extend([s("none", &[], false, x(6, &[2, 3])), s("rank 0", &[], false, x(7, &[]))]);
+            }
+            if !f.needs_elements() {
+                samples.push(Sample::kink("nothing to reduce", op(f, &[1], false), [x(1, &[3, 0])]));
+            }
+            let expanded = op(f, &[0], false);
+            samples.push(if f.compares() || matches!(f.kernel(), Reduce::Std { .. }) {
+                Sample::kink("expanded", expanded, [x(2, &[3, 4]).lying(Expanded)])
+            } else {
+                Sample::smooth("expanded", expanded, [x(2, &[3, 4]).lying(Expanded)])
+            });
         }
-        samples.push(Sample::smooth("sum of nothing", op(Reduction::Sum, &[1], false), [x(1, &[3, 0])]));
         let ties = SampleInput::floats(&[2, 3], &[1.0, 3.0, 3.0, 2.0, 2.0, 2.0]);
-        samples.push(Sample::kink("ties", op(Reduction::Max, &[1], false), [ties]));
-        samples.push(Sample::kink("expanded", op(Reduction::Max, &[0], false), [x(2, &[3, 4]).lying(Expanded)]));
-        samples.push(Sample::smooth("expanded", op(Reduction::Sum, &[0], false), [x(2, &[3, 4]).lying(Expanded)]));
+        for f in [Reduction::Of(Reduce::Max), Reduction::Of(Reduce::Min), norm(f64::INFINITY)] {
+            samples.push(Sample::kink("ties", op(f, &[1], false), [ties.clone()]));
+        }
+        let zeros = SampleInput::floats(&[4, 3], &[1.0, 0.0, 3.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0, -1.0, 2.0, 0.5]);
+        let product = op(Reduction::Of(Reduce::Prod), &[1], false);
+        samples.push(Sample::smooth("zeros", product, [zeros.clone()]));
+        for ord in [0.0, 1.0, 2.0, 0.5, 3.0] {
+            samples.push(Sample::kink("zeros", op(norm(ord), &[1], false), [zeros.clone()]));
+        }
+        let constant = SampleInput::floats(&[2, 2], &[1.0, 1.0, 0.0, 2.0]);
+        let std = op(Reduction::Of(Reduce::Std { correction: 1.0 }), &[1], false);
+        samples.push(Sample::kink("no deviation", std, [constant]));
         samples
     }
 }
 
 impl Var {
+    /// Over no dimensions named, over all.
     fn reduce(&self, f: Reduction, dims: &[isize], keepdim: bool) -> Result<Var> {
         let rank = self.shape().len();
         let mut found: SmallVec<[usize; 4]> = SmallVec::new();
         for &d in dims {
+            if rank == 0 && (d == 0 || d == -1) {
+                continue; // a scalar counts as a vector of one element here
+            }
             let d = dimension(d, rank).map_err(|reason| self.invalid(f.name(), reason))?;
             if found.contains(&d) {
                 return Err(self.invalid(f.name(), format!("dimension {d} is named twice in {dims:?}")));
             }
             found.push(d);
+        }
+        if dims.is_empty() {
+            found.extend(0..rank);
         }
         found.sort_unstable();
         self.apply(ReduceOp { f, dims: found, keepdim }, &[])
@@ -157,15 +241,16 @@ impl Var {
 
     /// The sum over all dimensions: a scalar. Backward reads nothing.
     pub fn sum(&self) -> Result<Var> {
-        self.sum_dims(&(0..self.shape().len() as isize).collect::<Vec<_>>(), false)
+        self.sum_dims(&[], false)
     }
-    /// The sum over `dims` (negative counts from the end). Backward reads nothing.
+    /// The sum over `dims` (negative counts from the end; none means all, here and in the reductions below). Backward
+    /// reads nothing.
     pub fn sum_dims(&self, dims: &[isize], keepdim: bool) -> Result<Var> {
-        self.reduce(Reduction::Sum, dims, keepdim)
+        self.reduce(Reduction::Of(Reduce::Sum), dims, keepdim)
     }
     /// The mean over all dimensions: a scalar. Backward reads nothing.
     pub fn mean(&self) -> Result<Var> {
-        self.mean_dims(&(0..self.shape().len() as isize).collect::<Vec<_>>(), false)
+        self.mean_dims(&[], false)
     }
     /// The mean over `dims`. Backward reads nothing.
     pub fn mean_dims(&self, dims: &[isize], keepdim: bool) -> Result<Var> {
@@ -173,16 +258,35 @@ impl Var {
     }
     /// The largest over `dims`; ties share the gradient evenly. Backward reads x, exactly.
     pub fn amax(&self, dims: &[isize], keepdim: bool) -> Result<Var> {
-        self.reduce(Reduction::Max, dims, keepdim)
+        self.reduce(Reduction::Of(Reduce::Max), dims, keepdim)
     }
-}
-
-impl Reduction {
-    fn name(self) -> &'static str {
-        match self {
-            Reduction::Sum => "sum",
-            Reduction::Mean => "mean",
-            Reduction::Max => "max",
-        }
+    /// The smallest over `dims`; ties share the gradient evenly. Backward reads x, exactly.
+    pub fn amin(&self, dims: &[isize], keepdim: bool) -> Result<Var> {
+        self.reduce(Reduction::Of(Reduce::Min), dims, keepdim)
+    }
+    /// The product over `dims`; the gradient is exact with zeros. Backward reads x.
+    pub fn prod(&self, dims: &[isize], keepdim: bool) -> Result<Var> {
+        self.reduce(Reduction::Of(Reduce::Prod), dims, keepdim)
+    }
+    /// ln sum e^x over `dims`, without overflow. Backward reads x.
+    pub fn logsumexp(&self, dims: &[isize], keepdim: bool) -> Result<Var> {
+        self.reduce(Reduction::Of(Reduce::LogSumExp), dims, keepdim)
+    }
+    /// The variance over `dims`: the sum of squared deviations by n - `correction` (usually 1). Backward reads x.
+    pub fn var(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<Var> {
+        self.reduce(Reduction::Of(Reduce::Var { correction }), dims, keepdim)
+    }
+    /// The root of [`var`](Var::var); no gradient where it is 0. Backward reads x.
+    pub fn std(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<Var> {
+        self.reduce(Reduction::Of(Reduce::Std { correction }), dims, keepdim)
+    }
+    /// (sum |x|^ord)^(1/ord) over `dims`; ord 0 counts what isn't 0, an infinite one takes the largest or smallest
+    /// magnitude. Backward reads x.
+    pub fn vector_norm(&self, ord: f64, dims: &[isize], keepdim: bool) -> Result<Var> {
+        self.reduce(Reduction::Of(Reduce::Norm { ord }), dims, keepdim)
+    }
+    /// x / max(norm of order `ord` over `dim`, eps): by vectors of that norm. Backward reads x and the norms.
+    pub fn normalize(&self, ord: f64, dim: isize, eps: f64) -> Result<Var> {
+        self.div(&self.vector_norm(ord, &[dim], true)?.clamp(eps, f64::INFINITY)?)
     }
 }

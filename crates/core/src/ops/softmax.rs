@@ -1,7 +1,12 @@
 //! Softmax over the last dimension: y_i = e^(x_i) / sum_j e^(x_j). With dy_i/dx_j = y_i (1[i=j] - y_j):
 //! dx = y (g - sum(g y)). A row of only -inf (nothing to attend to) gives zeros, and zero gradients.
+//!
+//! Its logarithm, y_i = x_i - ln sum_j e^(x_j): dx = g - e^y sum(g). A row of only -inf stays so, with zero gradients.
+//!
+//! Over another dimension: the transposed view's last one.
 
 use super::*;
+use crate::layout::dimension;
 use crate::tape::Var;
 
 /// y = softmax(x) over the last dimension.
@@ -64,9 +69,67 @@ impl Rule for Softmax {
     }
 }
 
+/// y = ln softmax(x) over the last dimension.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogSoftmax;
+
+impl Rule for LogSoftmax {
+    fn name(&self) -> &'static str {
+        "log_softmax"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        Softmax.infer(inputs)
+    }
+
+    fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
+        exec.run(Kernel::LogSoftmax { x: &inputs[0], out: &outputs[0] })
+    }
+
+    fn saves(&self, _needs: &[bool]) -> Saves {
+        saves([Slot::Out(0)])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
+        let (exec, g) = (cx.exec(0), cx.grad0());
+        let y = cx.saved(Slot::Out(0))?;
+        let out = exec.replace(&g)?;
+        exec.run(Kernel::LogSoftmaxGrad { y: &y, g: &g, out: &out })?;
+        cx.set(0, out);
+        Ok(())
+    }
+
+    fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {
+        Cost::elementwise(4, inputs, outputs)
+    }
+
+    fn samples() -> Vec<Sample> {
+        Softmax::samples().into_iter().map(|s| Sample { op: LogSoftmax.into(), ..s }).collect()
+    }
+}
+
 impl Var {
     /// Softmax over the last dimension. Backward reads the output.
     pub fn softmax(&self) -> Result<Var> {
         self.apply(Softmax, &[])
+    }
+    /// Softmax over dimension `dim`. Backward reads the output.
+    pub fn softmax_dim(&self, dim: isize) -> Result<Var> {
+        self.with_last("softmax", dim, |x| x.apply(Softmax, &[]))
+    }
+    /// The softmax's logarithm over dimension `dim`. Backward reads the output.
+    pub fn log_softmax(&self, dim: isize) -> Result<Var> {
+        self.with_last("log_softmax", dim, |x| x.apply(LogSoftmax, &[]))
+    }
+
+    /// f on a view that has `dim` last, viewed back. A scalar counts as a vector of one element.
+    fn with_last(&self, op: &'static str, dim: isize, f: impl Fn(&Var) -> Result<Var>) -> Result<Var> {
+        let rank = self.shape().len();
+        let found = dimension(dim, rank.max(1)).map_err(|reason| self.invalid(op, reason))?;
+        match rank {
+            0 => f(&self.reshape(&[1])?)?.reshape(&[]),
+            _ if found + 1 == rank => f(self),
+            _ => f(&self.transpose(dim, -1)?)?.transpose(dim, -1),
+        }
     }
 }

@@ -30,12 +30,28 @@ impl Rule for UnaryOp {
             Unary::GeluTanh => "gelu_tanh",
             Unary::Sin => "sin",
             Unary::Cos => "cos",
+            Unary::Log1p => "log1p",
+            Unary::Expm1 => "expm1",
+            Unary::Erf => "erf",
+            Unary::Softplus { .. } => "softplus",
+            Unary::LogSigmoid => "logsigmoid",
+            Unary::LeakyRelu(_) => "leaky_relu",
+            Unary::Elu(_) => "elu",
+            Unary::Clamp { .. } => "clamp",
+            Unary::Pow(_) => "pow_scalar",
+            Unary::PowBase(_) => "scalar_pow",
         }
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         one_float_dtype(inputs)?;
-        Ok(one(inputs[0].clone()))
+        match self.0 {
+            Unary::Clamp { low, high } if low.is_nan() || high.is_nan() => {
+                Err("a bound is NaN; give a number, or an infinity for no bound".into())
+            }
+            Unary::Softplus { beta: 0.0, .. } => Err("beta must not be 0".into()),
+            _ => Ok(one(inputs[0].clone())),
+        }
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
@@ -77,21 +93,44 @@ impl Rule for UnaryOp {
             Unary::GeluTanh,
             Unary::Sin,
             Unary::Cos,
+            Unary::Expm1,
+            Unary::Erf,
+            Unary::Softplus { beta: 1.5, threshold: 20.0 },
+            Unary::LogSigmoid,
+            Unary::PowBase(1.7),
         ] {
             samples.extend(Sample::of_one_input(UnaryOp(f), anywhere));
         }
-        for f in [Unary::Log, Unary::Sqrt, Unary::Rsqrt, Unary::Reciprocal] {
+        for f in [Unary::Log, Unary::Sqrt, Unary::Rsqrt, Unary::Reciprocal, Unary::Log1p, Unary::Pow(2.3)] {
             samples.extend(Sample::of_one_input(UnaryOp(f), positive));
         }
         // Away from the kink they are smooth; at it the derivative is 0 by definition.
-        for f in [Unary::Abs, Unary::Relu] {
+        let clamp = Unary::Clamp { low: 0.0, high: 4.0 };
+        for f in [Unary::Abs, Unary::Relu, Unary::LeakyRelu(0.1), Unary::Elu(0.7), clamp] {
             samples.extend(Sample::of_one_input(UnaryOp(f), positive));
             samples.push(Sample::kink("at the kink", UnaryOp(f), [SampleInput::floats(&[3], &[-1.0, 0.0, 2.0])]));
         }
-        for f in [Unary::Tanh, Unary::Sigmoid, Unary::Silu, Unary::Gelu, Unary::GeluTanh, Unary::Relu] {
+        for f in [
+            Unary::Tanh,
+            Unary::Sigmoid,
+            Unary::Silu,
+            Unary::Gelu,
+            Unary::GeluTanh,
+            Unary::Relu,
+            Unary::Elu(0.7),
+            Unary::LogSigmoid,
+            Unary::Erf,
+            Unary::LeakyRelu(0.1),
+        ] {
             let far = [-1e4, -100.0, -30.0, 0.0, 30.0, 100.0, 1e4];
             samples.push(Sample::kink("extreme", UnaryOp(f), [SampleInput::floats(&[7], &far)]));
         }
+        for f in [Unary::Pow(0.0), Unary::Pow(1.0), Unary::Pow(2.0), Unary::Pow(3.0), Unary::PowBase(0.0)] {
+            let inputs = [SampleInput::floats(&[4], &[-2.0, 0.0, 0.5, 3.0])];
+            samples.push(Sample::kink("zero and negative bases", UnaryOp(f), inputs));
+        }
+        let bent = UnaryOp(Unary::Softplus { beta: 3.0, threshold: 0.2 });
+        samples.push(Sample::kink("past the threshold", bent, [SampleInput::floats(&[3], &[-1.0, 0.0, 100.0])]));
         samples
     }
 }
@@ -146,6 +185,14 @@ methods! {
     sin => Sin,
     /// Cosine. Backward reads x.
     cos => Cos,
+    /// ln(1 + x), exact near 0. Backward reads x.
+    log1p => Log1p,
+    /// e^x - 1, exact near 0. Backward reads the output.
+    expm1 => Expm1,
+    /// The error function. Backward reads x.
+    erf => Erf,
+    /// ln sigmoid(x), without overflow. Backward reads x.
+    logsigmoid => LogSigmoid,
 }
 
 impl Var {
@@ -156,5 +203,29 @@ impl Var {
     /// x + c. Backward reads nothing.
     pub fn shift(&self, c: f64) -> Result<Var> {
         self.apply(UnaryOp(Unary::Shift(c)), &[])
+    }
+    /// ln(1 + e^(beta x)) / beta, and x itself where beta x > threshold (usually 1 and 20). Backward reads x.
+    pub fn softplus(&self, beta: f64, threshold: f64) -> Result<Var> {
+        self.apply(UnaryOp(Unary::Softplus { beta, threshold }), &[])
+    }
+    /// x where x > 0, else `slope` x (usually 0.01); the gradient at 0 is the slope. Backward reads x.
+    pub fn leaky_relu(&self, slope: f64) -> Result<Var> {
+        self.apply(UnaryOp(Unary::LeakyRelu(slope)), &[])
+    }
+    /// x where x > 0, else alpha (e^x - 1) (alpha usually 1). Backward reads x.
+    pub fn elu(&self, alpha: f64) -> Result<Var> {
+        self.apply(UnaryOp(Unary::Elu(alpha)), &[])
+    }
+    /// x limited to [low, high]; an infinite bound is none. The gradient at a bound is 0. Backward reads x.
+    pub fn clamp(&self, low: f64, high: f64) -> Result<Var> {
+        self.apply(UnaryOp(Unary::Clamp { low, high }), &[])
+    }
+    /// x^c. Backward reads x.
+    pub fn pow_scalar(&self, c: f64) -> Result<Var> {
+        self.apply(UnaryOp(Unary::Pow(c)), &[])
+    }
+    /// base^x. Backward reads the output.
+    pub fn scalar_pow(&self, base: f64) -> Result<Var> {
+        self.apply(UnaryOp(Unary::PowBase(base)), &[])
     }
 }

@@ -74,8 +74,25 @@ impl Rule for Where {
 }
 
 impl Var {
-    /// `self` where `cond` (bool) is true, else `other`, with broadcasting. Backward reads the condition.
+    /// `self` where `cond` (bool) is true, else `other`, with broadcasting. Operands of different
+    /// dtypes are promoted to the widest float.
+    /// Backward reads the condition.
     pub fn where_(&self, cond: &Var, other: &Var) -> Result<Var> {
-        cond.apply(Where, &[self, other])
+        let operands = binary::promoted(&[self, other])?;
+        cond.apply(Where, &[&operands[0], &operands[1]])
+    }
+
+    /// x with `value` where `mask` (bool) is true. Backward reads the mask.
+    pub fn masked_fill(&self, mask: &Var, value: f64) -> Result<Var> {
+        let value = Tensor::full(&self.tape().device(), &[], self.dtype(), value)?;
+        self.masked_fill_with(mask, &self.tape().constant(&value)?)
+    }
+
+    /// x with the one number of `value`, which may take a gradient, where `mask` (bool) is true. Backward reads the mask.
+    pub fn masked_fill_with(&self, mask: &Var, value: &Var) -> Result<Var> {
+        if !value.shape().is_empty() {
+            return Err(self.invalid("masked_fill", format!("the value must be a scalar, got {:?}", value.shape())));
+        }
+        value.where_(mask, self)
     }
 }

@@ -1,0 +1,161 @@
+//! Elementwise ops of three inputs with broadcasting; operands of different dtypes are promoted to the widest float.
+//!
+//! With upstream gradient g, before summing over broadcast dimensions:
+//! lerp (y = a + c (b - a)): da = g (1 - c), db = g c, dc = g (b - a);
+//! addcmul (y = a + v b c): da = g, db = g v c, dc = g v b;
+//! addcdiv (y = a + v b / c): da = g, db = g v / c, dc = -g v b / c^2.
+
+use super::*;
+use crate::kernel::{Ternary, Unary};
+use crate::layout::broadcast_shapes;
+use crate::tape::Var;
+
+/// y = f(a, b, c), elementwise with broadcasting. f is Lerp, Addcmul or Addcdiv.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TernaryOp(pub Ternary);
+
+impl Rule for TernaryOp {
+    fn name(&self) -> &'static str {
+        match self.0 {
+            Ternary::Lerp => "lerp",
+            Ternary::Addcmul(_) => "addcmul",
+            Ternary::Addcdiv(_) => "addcdiv",
+            Ternary::PowGradBase | Ternary::PowGradExponent => "pow_grad",
+        }
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        if matches!(self.0, Ternary::PowGradBase | Ternary::PowGradExponent) {
+            return Err("this function is a gradient and has none of its own; use pow".into());
+        }
+        let dtype = one_float_dtype(inputs)?;
+        broadcast_shapes(&inputs[0].shape, &inputs[1].shape)
+            .and_then(|s| broadcast_shapes(&s, &inputs[2].shape))
+            .map(|shape| one(Spec::new(shape, dtype)))
+            .ok_or_else(|| "the shapes don't broadcast; aligned at the last dimension, sizes must agree or be 1".into())
+    }
+
+    fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
+        let shape = outputs[0].shape();
+        let (a, b, c) = (inputs[0].expand(shape)?, inputs[1].expand(shape)?, inputs[2].expand(shape)?);
+        exec.run(Kernel::Ternary { f: self.0, a: &a, b: &b, c: &c, out: &outputs[0] })
+    }
+
+    fn saves(&self, needs: &[bool]) -> Saves {
+        let reads = match self.0 {
+            Ternary::Lerp => [needs[2], needs[2], needs[0] || needs[1]],
+            Ternary::Addcmul(_) => [false, needs[2], needs[1]],
+            _ => [false, needs[2], needs[1] || needs[2]],
+        };
+        saves((0..3).filter(|&i| reads[i]).map(Slot::In))
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
+        let g = cx.grad0();
+        let shape: Shape = g.shape().into();
+        let mut operands: [Option<Tensor>; 3] = Default::default();
+        for save in self.saves(&[0, 1, 2].map(|i| cx.needs(i))) {
+            let Slot::In(i) = save.slot else { unreachable!("only inputs are saved") };
+            operands[i] = Some(cx.saved(save.slot)?.expand(&shape)?);
+        }
+        let [a, b, c] = operands;
+        for input in (0..3).rev().filter(|&i| cx.needs(i)).collect::<SmallVec<[usize; 3]>>() {
+            let exec = cx.exec(input);
+            let operand = |x: &Option<Tensor>| x.clone().expect("declared by saves for this gradient");
+            let unary = |f, x: &Tensor, out: &Tensor| exec.run(Kernel::Unary { f, x, out });
+            let binary = |f, a: &Tensor, b: &Tensor, out: &Tensor| exec.run(Kernel::Binary { f, a, b, out });
+            let out = || exec.empty(&shape, g.dtype());
+            let grad = match (self.0, input) {
+                (Ternary::Lerp, 0) => {
+                    let out = out()?;
+                    binary(Binary::Mul, &g, &operand(&c), &out)?;
+                    binary(Binary::Sub, &out, &g, &out)?;
+                    unary(Unary::Neg, &out, &out)?;
+                    out
+                }
+                (Ternary::Lerp, 1) => {
+                    let out = out()?;
+                    binary(Binary::Mul, &g, &operand(&c), &out)?;
+                    out
+                }
+                (Ternary::Lerp, _) => {
+                    let out = out()?;
+                    binary(Binary::Sub, &operand(&b), &operand(&a), &out)?;
+                    binary(Binary::Mul, &out, &g, &out)?;
+                    out
+                }
+                (_, 0) => g.clone(),
+                (Ternary::Addcmul(value), _) => {
+                    let out = out()?;
+                    binary(Binary::Mul, &g, &operand(if input == 1 { &c } else { &b }), &out)?;
+                    unary(Unary::Scale(value), &out, &out)?;
+                    out
+                }
+                (Ternary::Addcdiv(value), 1) => {
+                    let out = out()?;
+                    binary(Binary::Div, &g, &operand(&c), &out)?;
+                    unary(Unary::Scale(value), &out, &out)?;
+                    out
+                }
+                _ => {
+                    let Ternary::Addcdiv(value) = self.0 else { unreachable!("infer takes no other function") };
+                    let (out, c) = (out()?, operand(&c));
+                    binary(Binary::Div, &operand(&b), &c, &out)?;
+                    binary(Binary::Mul, &out, &g, &out)?;
+                    binary(Binary::Div, &out, &c, &out)?;
+                    unary(Unary::Scale(-value), &out, &out)?;
+                    out
+                }
+            };
+            let grad = exec.sum_to(grad, &cx.input(input).shape)?;
+            cx.set(input, grad);
+        }
+        Ok(())
+    }
+
+    fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {
+        Cost::elementwise(3, inputs, outputs)
+    }
+
+    fn samples() -> Vec<Sample> {
+        use SampleMemory::*;
+        let mut samples = Vec::new();
+        for f in [Ternary::Lerp, Ternary::Addcmul(1.5), Ternary::Addcdiv(-0.5)] {
+            let x = SampleInput::random;
+            // Away from 0, so that quotients stay tame.
+            let c = |shape: &[usize]| SampleInput::new(shape, SampleValues::Between { seed: 9, low: 0.4, high: 2.0 });
+            let s = |name, a, b, c| Sample::smooth(name, TernaryOp(f), [a, b, c]);
+            samples.extend([
+                s("ordinary", x(1, &[3, 5]), x(2, &[3, 5]), c(&[3, 5])),
+                s("rank 0", x(1, &[]), x(2, &[]), c(&[])),
+                s("broadcast", x(1, &[3, 1]), x(2, &[2, 1, 4]), c(&[])),
+                s("rank 5", x(1, &[2, 1, 3, 1, 2]), x(2, &[2]), c(&[1, 2, 1, 2, 1])),
+                s("strided", x(1, &[4, 6]).lying(Transposed), x(2, &[4, 6]).lying(Narrowed), c(&[6])),
+                s("expanded", x(1, &[4, 6]).lying(Expanded), x(2, &[4, 6]), c(&[4, 6]).lying(Expanded)),
+                s("zero-sized", x(1, &[2, 0, 3]), x(2, &[3]), c(&[1, 1])),
+            ]);
+        }
+        samples
+    }
+}
+
+impl Var {
+    fn ternary(&self, f: Ternary, b: &Var, c: &Var) -> Result<Var> {
+        let operands = binary::promoted(&[self, b, c])?;
+        operands[0].apply(TernaryOp(f), &[&operands[1], &operands[2]])
+    }
+
+    /// a + weight (end - a), from `self` to `end`. Backward reads the weight (for the ends' gradients) and both ends (for
+    /// the weight's).
+    pub fn lerp(&self, end: &Var, weight: &Var) -> Result<Var> {
+        self.ternary(Ternary::Lerp, end, weight)
+    }
+    /// a + value b c. Backward reads b and c, each if the other needs a gradient.
+    pub fn addcmul(&self, b: &Var, c: &Var, value: f64) -> Result<Var> {
+        self.ternary(Ternary::Addcmul(value), b, c)
+    }
+    /// a + value b / c. Backward reads c, and b if c needs a gradient.
+    pub fn addcdiv(&self, b: &Var, c: &Var, value: f64) -> Result<Var> {
+        self.ternary(Ternary::Addcdiv(value), b, c)
+    }
+}

@@ -1,0 +1,303 @@
+//! Reductions that look at a group of elements more than once, and the gradients of all. A group is what is reduced to one
+//! number. Sums run in f64, in 64 lanes: one fixed order.
+
+use crate::exec::Exec;
+use crate::math::{Float, fold_lanes};
+use crate::reduce::{Axis, split_dims};
+use crate::view::{BLOCK, Span, for_float, unsupported};
+use retape_core::kernel::Reduce;
+use retape_core::layout::Shape;
+use retape_core::{DType, Result, Tensor};
+
+/// Elements that one task handles, in whole groups.
+const TASK: usize = 16 * 1024;
+
+/// The elements of one group.
+#[derive(Debug)]
+struct Group<'a, T> {
+    span: Span<T>,
+    base: usize,
+    axis: &'a Axis,
+}
+
+impl<T: Float> Group<'_, T> {
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.axis.len
+    }
+
+    #[inline(always)]
+    fn get(&self, i: usize) -> T {
+        self.span.get(self.base + self.axis.offset(i))
+    }
+
+    #[inline(always)]
+    fn set(&self, i: usize, value: T) {
+        self.span.set(self.base + self.axis.offset(i), value)
+    }
+
+    /// Folds f of every element in f64.
+    #[inline(always)]
+    fn fold(&self, start: f64, f: impl Fn(T) -> f64, join: impl Fn(f64, f64) -> f64 + Copy) -> f64 {
+        let (mut lanes, n) = ([start; BLOCK], self.len());
+        for i in (0..n).step_by(BLOCK) {
+            let block = self.axis.load(self.span, self.base, i, n, T::ZERO);
+            for j in 0..BLOCK {
+                let value = if i + j < n { f(block[j]) } else { start };
+                lanes[j] = join(lanes[j], value);
+            }
+        }
+        fold_lanes(lanes, join)
+    }
+
+    #[inline(always)]
+    fn sum(&self, f: impl Fn(T) -> f64) -> f64 {
+        self.fold(
+            0.0,
+            f,
+            #[inline(always)]
+            |a, b| a + b,
+        )
+    }
+
+    #[inline(always)]
+    fn mean(&self) -> f64 {
+        self.sum(
+            #[inline(always)]
+            |x| x.wide(),
+        ) / self.len() as f64
+    }
+
+    /// Sets every element of this group to f of its index.
+    #[inline(always)]
+    fn write(&self, f: impl Fn(usize) -> T) {
+        for i in 0..self.len() {
+            self.set(i, f(i));
+        }
+    }
+}
+
+/// A tensor as groups: `reduced` dimensions within, `kept` ones between.
+#[derive(Debug)]
+struct Groups<T> {
+    span: Span<T>,
+    kept: Axis,
+    reduced: Axis,
+}
+
+impl<T: Float> Groups<T> {
+    fn of(tensor: &Tensor, (reduced, kept): &(Shape, Shape)) -> Groups<T> {
+        Groups { span: Span::of(tensor), kept: Axis::new(tensor, kept), reduced: Axis::new(tensor, reduced) }
+    }
+
+    #[inline(always)]
+    fn group(&self, k: usize) -> Group<'_, T> {
+        Group { span: self.span, base: self.kept.offset(k), axis: &self.reduced }
+    }
+
+    /// The one element of a group that was reduced.
+    #[inline(always)]
+    fn only(&self, k: usize) -> T {
+        self.span.get(self.kept.offset(k))
+    }
+}
+
+/// Calls `body` for each of `count` groups of `len` elements.
+#[inline(always)]
+fn for_each_group<T: Float>(exec: &Exec, (count, len): (usize, usize), cost: usize, body: impl Fn(usize) + Sync) {
+    let batch = (TASK / len.max(1)).max(1);
+    exec.run::<T>(
+        count.div_ceil(batch),
+        count * len * cost,
+        #[inline(always)]
+        |task| {
+            for k in task * batch..((task + 1) * batch).min(count) {
+                body(k);
+            }
+        },
+    );
+}
+
+/// out = f over the dimensions where out has size 1 and x has not, for the functions that need more than one pass or f64.
+pub(crate) fn reduce(exec: &Exec, f: Reduce, x: &Tensor, out: &Tensor) -> Result<()> {
+    let dims = split_dims(x, out);
+    for_float!("reduce", x.dtype(), T => {
+        let (xs, outs) = (Groups::<T>::of(x, &dims), Groups::<T>::of(out, &dims));
+        let shape = (xs.kept.len, xs.reduced.len);
+        macro_rules! go {
+            ($cost:expr, |$group:ident| $y:expr) => {
+                for_each_group::<T>(exec, shape, $cost, #[inline(always)] |k| {
+                    let $group = xs.group(k);
+                    outs.span.set(outs.kept.offset(k), T::of($y));
+                })
+            };
+        }
+        match f {
+            Reduce::LogSumExp => go!(10, |x| {
+                let max = x.fold(f64::NEG_INFINITY, #[inline(always)] |v| v.wide(), #[inline(always)] |a, b| a.larger(b));
+                // Of only -inf it is -inf; +inf and NaN pass.
+                if !max.is_finite() { max } else { max + x.sum(#[inline(always)] |v| f64::exp(v.wide() - max)).ln() }
+            }),
+            Reduce::Var { correction } => go!(2, |x| variance(&x, correction)),
+            Reduce::Std { correction } => go!(2, |x| variance(&x, correction).sqrt()),
+            Reduce::Norm { ord } => {
+                let magnitude = |v: T| v.wide().abs();
+                if ord == 0.0 {
+                    go!(1, |x| x.sum(#[inline(always)] |v| if v == T::ZERO { 0.0 } else { 1.0 }))
+                } else if ord == 1.0 {
+                    go!(1, |x| x.sum(magnitude))
+                } else if ord == 2.0 {
+                    go!(1, |x| x.sum(#[inline(always)] |v| v.wide() * v.wide()).sqrt())
+                } else if ord == f64::INFINITY {
+                    go!(1, |x| x.fold(0.0, magnitude, #[inline(always)] |a, b| a.larger(b)))
+                } else if ord == f64::NEG_INFINITY {
+                    go!(1, |x| x.fold(f64::INFINITY, magnitude, #[inline(always)] |a, b| a.smaller(b)))
+                } else {
+                    go!(10, |x| x.sum(#[inline(always)] |v| v.wide().abs().powf(ord)).powf(1.0 / ord))
+                }
+            }
+            Reduce::Sum | Reduce::Max | Reduce::Min | Reduce::Prod => return Err(unsupported("reduce", x.dtype())),
+        }
+    });
+    Ok(())
+}
+
+/// sum (x - mean)^2 / max(n - correction, 0).
+#[inline(always)]
+fn variance<T: Float>(x: &Group<'_, T>, correction: f64) -> f64 {
+    let mean = x.mean();
+    let squares = x.sum(
+        #[inline(always)]
+        |v| (v.wide() - mean) * (v.wide() - mean),
+    );
+    squares / (x.len() as f64 - correction).max(0.0)
+}
+
+/// out = g times the derivative of y = f(x) by each x.
+pub(crate) fn reduce_grad(exec: &Exec, f: Reduce, (x, y): (&Tensor, &Tensor), g: &Tensor, out: &Tensor) -> Result<()> {
+    let dims = split_dims(x, y);
+    if x.is_empty() {
+        return Ok(());
+    }
+    for_float!("reduce_grad", x.dtype(), T => {
+        let [xs, ys, gs, outs] = [x, y, g, out].map(|t| Groups::<T>::of(t, &dims));
+        let shape = (xs.kept.len, xs.reduced.len);
+        macro_rules! go {
+            ($cost:expr, |$x:ident, $y:ident, $g:ident, $out:ident| $body:expr) => {
+                for_each_group::<T>(exec, shape, $cost, #[inline(always)] |k| {
+                    let ($x, $y, $g, $out) = (xs.group(k), ys.only(k), gs.only(k), outs.group(k));
+                    $body
+                })
+            };
+        }
+        match f {
+            Reduce::Sum => return Err(unsupported("reduce_grad of a sum", x.dtype())),
+            Reduce::Max | Reduce::Min => go!(4, |x, y, g, out| {
+                let wins = |i: usize| x.get(i) == y;
+                let share = g / T::of((0..x.len()).filter(|&i| wins(i)).count() as f64);
+                // Of no winner y is NaN, and says so.
+                let rest = if y.wide().is_nan() { y } else { T::ZERO };
+                out.write(|i| if wins(i) { share } else { rest })
+            }),
+            Reduce::Prod => go!(2, |x, _y, g, out| {
+                let mut before = 1.0;
+                for i in 0..x.len() {
+                    out.set(i, T::of(before));
+                    before *= x.get(i).wide();
+                }
+                let mut after = g.wide();
+                for i in (0..x.len()).rev() {
+                    out.set(i, T::of(out.get(i).wide() * after));
+                    after *= x.get(i).wide();
+                }
+            }),
+            Reduce::LogSumExp => go!(8, |x, y, g, out| out.write(#[inline(always)] |i| g * Float::exp(x.get(i) - y))),
+            Reduce::Var { correction } => go!(2, |x, _y, g, out| {
+                let (mean, rest) = (x.mean(), (x.len() as f64 - correction).max(0.0));
+                let factor = 2.0 * g.wide() / rest;
+                out.write(#[inline(always)] |i| T::of((x.get(i).wide() - mean) * factor))
+            }),
+            Reduce::Std { correction } => go!(2, |x, y, g, out| {
+                let (mean, rest) = (x.mean(), (x.len() as f64 - correction).max(0.0));
+                let factor = if y == T::ZERO { 0.0 } else { g.wide() / (y.wide() * rest) };
+                out.write(#[inline(always)] |i| T::of((x.get(i).wide() - mean) * factor))
+            }),
+            Reduce::Norm { ord } if ord.is_infinite() => go!(4, |x, y, g, out| {
+                let wins = |i: usize| x.get(i).magnitude() == y;
+                let share = g / T::of((0..x.len()).filter(|&i| wins(i)).count() as f64);
+                out.write(|i| if wins(i) { share * sign(x.get(i)) } else { T::ZERO })
+            }),
+            Reduce::Norm { ord: 0.0 } => go!(1, |_x, _y, _g, out| out.write(|_| T::ZERO)),
+            Reduce::Norm { ord } if ord == 1.0 => go!(1, |x, _y, g, out| out.write(|i| g * sign(x.get(i)))),
+            Reduce::Norm { ord } if ord == 2.0 => go!(1, |x, y, g, out| {
+                out.write(|i| if y == T::ZERO { T::ZERO } else { x.get(i) * (g / y) })
+            }),
+            Reduce::Norm { ord } => go!(10, |x, y, g, out| {
+                let y = y.wide();
+                let derivative = |x: f64| (x.abs() / y).powf(ord - 1.0);
+                out.write(|i| {
+                    let v = x.get(i);
+                    if v == T::ZERO || y == 0.0 { T::ZERO } else { g * sign(v) * T::of(derivative(v.wide())) }
+                })
+            }),
+        }
+    });
+    Ok(())
+}
+
+/// -1, 0 or 1; NaN of NaN.
+#[inline(always)]
+fn sign<T: Float>(x: T) -> T {
+    if x > T::ZERO {
+        T::ONE
+    } else if x < T::ZERO {
+        -T::ONE
+    } else {
+        x * T::ZERO
+    }
+}
+
+/// The largest along `dim` and its first index; a NaN counts as the largest.
+#[allow(clippy::eq_op)]
+pub(crate) fn max_index(exec: &Exec, x: &Tensor, dim: usize, values: &Tensor, indices: &Tensor) -> Result<()> {
+    let dims = along(x, dim);
+    let indices = Span::<i64>::of(indices);
+    for_float!("max_index", x.dtype(), T => {
+        let (xs, values) = (Groups::<T>::of(x, &dims), Span::<T>::of(values));
+        for_each_group::<T>(exec, (xs.kept.len, xs.reduced.len), 1, #[inline(always)] |k| {
+            let group = xs.group(k);
+            let (mut largest, mut at) = (group.get(0), 0);
+            for i in 1..group.len() {
+                let v = group.get(i);
+                if v > largest || (v != v && largest == largest) {
+                    (largest, at) = (v, i);
+                }
+            }
+            values.set(k, largest);
+            indices.set(k, at as i64);
+        });
+    });
+    Ok(())
+}
+
+/// out = g at the index along `dim`, else 0.
+pub(crate) fn max_index_grad(exec: &Exec, indices: &Tensor, g: &Tensor, dim: usize, out: &Tensor) -> Result<()> {
+    if indices.dtype() != DType::I64 {
+        return Err(unsupported("max_index_grad", indices.dtype()));
+    }
+    let dims = along(out, dim);
+    let (index, kept) = (Span::<i64>::of(indices), Axis::new(indices, &dims.1));
+    for_float!("max_index_grad", g.dtype(), T => {
+        let (gs, outs) = (Groups::<T>::of(g, &dims), Groups::<T>::of(out, &dims));
+        for_each_group::<T>(exec, (outs.kept.len, outs.reduced.len), 1, #[inline(always)] |k| {
+            let (g, at) = (gs.only(k), index.get(kept.offset(k)) as usize);
+            outs.group(k).write(#[inline(always)] |i| if i == at { g } else { T::ZERO });
+        });
+    });
+    Ok(())
+}
+
+/// Dimension `dim`, and the others.
+fn along(x: &Tensor, dim: usize) -> (Shape, Shape) {
+    (0..x.rank()).partition(|&d| d == dim)
+}
