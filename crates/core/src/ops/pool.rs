@@ -191,7 +191,7 @@ fn samples_of(op: impl Fn(Pool) -> Op) -> Vec<Sample> {
         s("ceil", Pool { ceil: true, stride: [2, 3], padding: [1, 0], ..Pool::new([3, 2]) }, x(4, &[1, 2, 6, 7])),
         s("transposed", overlapping, x(5, &[1, 2, 4, 5]).lying(Transposed)),
         s("narrowed", overlapping, x(6, &[1, 2, 4, 5]).lying(Narrowed)),
-        s("expanded", overlapping, x(7, &[2, 2, 4, 5]).lying(Expanded)),
+        s("expanded", overlapping, x(17, &[2, 2, 4, 5]).lying(Expanded)),
         s("no samples", Pool::new([2, 2]), x(8, &[0, 2, 4, 4])),
     ]
 }
