@@ -170,6 +170,81 @@ pub enum Scan {
     Prod,
 }
 
+/// Elementwise losses of a prediction x and a target t, with d = x - t; each derivative by t is -(that by x) unless said.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub enum Loss {
+    /// d^2; by x: 2d.
+    Squared,
+    /// |d|; by x: sign(d), 0 at 0.
+    Absolute,
+    /// d^2 / (2 beta) where |d| < beta, else |d| - beta/2, for beta > 0; by x: d / beta limited to +-1. (Girshick 2015.)
+    SmoothL1(f64),
+    /// d^2 / 2 where |d| <= delta, else delta (|d| - delta/2); by x: d limited to +-delta. (Huber 1964.)
+    Huber(f64),
+    /// Of log-probabilities x and probabilities t: t (ln t - x), 0 where t = 0; by x: -t; by t: ln t + 1 - x.
+    KlDivergence,
+    /// Of log-probabilities x and t: e^t (t - x); by x: -e^t; by t: e^t (t - x + 1).
+    KlDivergenceLog,
+    /// Binary cross-entropy of logits x: (1-t) x + l softplus(-x) with l = 1 + (w-1) t, where the third operand w weighs
+    /// the positives (1 if absent); by x: (1-t) - l sigmoid(-x); by t: -x + (w-1) softplus(-x); by w: t softplus(-x).
+    BinaryLogits,
+}
+
+/// How a loss comes from the losses of its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub enum LossReduction {
+    /// Each by itself.
+    None,
+    /// Their sum.
+    Sum,
+    /// Their sum divided by what counts: see [`CrossEntropySpec`].
+    Mean,
+}
+
+/// Cross-entropy of class scores: with q the target distribution of a row, (1 - smoothing) p + smoothing / classes where
+/// p is the given distribution or all on the target class, and class weights w (1 if absent), the loss of a row is
+/// sum over c of w_c q_c (lse - x_c). Rows whose target is `ignore` have loss 0. The mean divides by the sum of the
+/// targets' weights over rows that count; with distributions as targets by the number of rows.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct CrossEntropySpec {
+    /// The class index of rows that don't count.
+    pub ignore: i64,
+    /// What is returned.
+    pub reduction: LossReduction,
+    /// Share of the target that is spread evenly over all classes (Szegedy et al. 2016).
+    pub smoothing: f64,
+}
+
+/// The mean, -100 ignored, no smoothing.
+impl Default for CrossEntropySpec {
+    fn default() -> CrossEntropySpec {
+        CrossEntropySpec { ignore: -100, reduction: LossReduction::Mean, smoothing: 0.0 }
+    }
+}
+
+/// A window that slides over the last two dimensions: output (y, x) sees the inputs at
+/// (y, x) stride - before + (i, j) dilation for (i, j) within `kernel`; what lies outside the input is padding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[allow(missing_docs)]
+pub struct Window {
+    pub kernel: [usize; 2],
+    pub stride: [usize; 2],
+    /// Padding before the first row and column.
+    pub before: [usize; 2],
+    pub dilation: [usize; 2],
+}
+
+/// What an average over a window divides by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub enum PoolDivisor {
+    /// The elements inside the input.
+    Inside,
+    /// The elements inside the input and its padding, which is as wide behind as before.
+    Padded,
+    /// This number.
+    Fixed(i64),
+}
+
 /// A position in the counter-based random stream: Philox4x32-10 keyed by `seed`, one stream per `counter`.
 /// Element i of a random tensor is word i % 4 of block i / 4 of its stream, see [`crate::rng`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
@@ -188,6 +263,8 @@ pub struct AttentionSpec {
     pub scale: f64,
     /// Query i of Tq sees keys j <= i + Tk - Tq (aligned at the bottom right).
     pub causal: bool,
+    /// With `causal`, only the last so many of these keys: j > i + Tk - Tq - window.
+    pub window: Option<usize>,
     /// Probability of dropping an attention weight; kept ones are divided by 1 - p. The bit of weight (b, h, i, j) is
     /// that of element ((b H + h) Tq + i) Tk + j of the stream: the same as dropout on the explicit weights.
     pub dropout: f64,
@@ -269,21 +346,23 @@ pub enum Kernel<'a> {
     /// out = 0 where the element's uniform number is below p, else x / (1 - p). In place: x.
     Dropout { x: &'a Tensor, p: f64, stream: RandomStream, out: &'a Tensor },
     /// Layer norm over the last dimension (n elements): mean, rstd = 1/sqrt(var + eps) (one each a row, biased
-    /// variance), out = (x - mean) rstd weight + bias. `weight` and `bias` are `[n]` and may be absent.
+    /// variance), out = (x - mean) rstd weight + bias. `weight` and `bias` are `[n]` and may be absent. Without `mean`
+    /// nothing is centred: RMS norm, rstd = 1/sqrt(mean of squares + eps); so too in the gradients.
     LayerNorm {
         x: &'a Tensor,
         weight: Option<&'a Tensor>,
         bias: Option<&'a Tensor>,
         eps: f64,
         out: &'a Tensor,
-        mean: &'a Tensor,
+        mean: Option<&'a Tensor>,
         rstd: &'a Tensor,
     },
-    /// Gradient by x. With xhat = (x - mean) rstd and e = g weight: out = rstd (e - mean(e) - xhat mean(e xhat)). In place: g.
+    /// Gradient by x. With xhat = (x - mean) rstd and e = g weight: out = rstd (e - mean(e) - xhat mean(e xhat)), without the term
+    /// mean(e) where nothing was centred. In place: g.
     LayerNormGrad {
         x: &'a Tensor,
         weight: Option<&'a Tensor>,
-        mean: &'a Tensor,
+        mean: Option<&'a Tensor>,
         rstd: &'a Tensor,
         g: &'a Tensor,
         out: &'a Tensor,
@@ -292,7 +371,7 @@ pub enum Kernel<'a> {
     /// that doesn't depend on threads.
     LayerNormParamGrad {
         x: &'a Tensor,
-        mean: &'a Tensor,
+        mean: Option<&'a Tensor>,
         rstd: &'a Tensor,
         g: &'a Tensor,
         dweight: Option<&'a Tensor>,
@@ -302,24 +381,95 @@ pub enum Kernel<'a> {
     Embedding { table: &'a Tensor, ids: &'a Tensor, out: &'a Tensor },
     /// out (the table's shape) = sum of g's rows by id, in the order of ids; rows that no id names are 0.
     EmbeddingGrad { ids: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
-    /// logits `[rows, classes]`, target `[rows]` (i64 or i32), loss `[]` = sum over rows whose target isn't `ignore` of
-    /// lse - logits[target], divided by their number if `mean` (NaN if there is none); lse `[rows]` is written for
-    /// every row. A target outside the classes (and not `ignore`) is an InvalidValue error.
-    CrossEntropy { logits: &'a Tensor, target: &'a Tensor, ignore: i64, mean: bool, loss: &'a Tensor, lse: &'a Tensor },
-    /// out = g (exp(logits - lse) - onehot(target)) / count, 0 in ignored rows (all rows 0 if every one is ignored).
-    /// g is `[]`; count is 1 without `mean`. In place: logits.
+    /// out = f(x, t), elementwise; all of one shape.
+    Loss { f: Loss, x: &'a Tensor, target: &'a Tensor, weight: Option<&'a Tensor>, out: &'a Tensor },
+    /// out = g times the derivative of f by x (`by` 0), the target (1) or the weight (2). In place: g.
+    LossGrad {
+        f: Loss,
+        by: usize,
+        x: &'a Tensor,
+        target: &'a Tensor,
+        weight: Option<&'a Tensor>,
+        g: &'a Tensor,
+        out: &'a Tensor,
+    },
+    /// logits `[.., classes]`; target class indices `[..]` (i64 or i32) or distributions `[.., classes]`; weight
+    /// `[classes]`; loss `[]`, or `[..]` unreduced, as the spec says (a mean over nothing is NaN); lse `[..]` is written
+    /// for every row. Without lse the logits are log-probabilities, and lse counts as 0. A target outside the classes
+    /// (and not ignored) is an InvalidValue error.
+    CrossEntropy {
+        logits: &'a Tensor,
+        target: &'a Tensor,
+        weight: Option<&'a Tensor>,
+        spec: CrossEntropySpec,
+        loss: &'a Tensor,
+        lse: Option<&'a Tensor>,
+    },
+    /// Gradient by the logits: out = g (softmax sum(w q) - w q) / count with softmax = exp(logits - lse), 0 in ignored
+    /// rows (all rows 0 if every one is ignored). g has the loss's shape; `out` may have any strides. In place: logits.
     CrossEntropyGrad {
         logits: &'a Tensor,
         target: &'a Tensor,
+        weight: Option<&'a Tensor>,
         lse: &'a Tensor,
         g: &'a Tensor,
-        ignore: i64,
-        mean: bool,
+        spec: CrossEntropySpec,
         out: &'a Tensor,
     },
+    /// Gradient by log-probabilities of class indices: out = -g w / count at the target, 0 elsewhere; any strides.
+    NllLossGrad {
+        target: &'a Tensor,
+        weight: Option<&'a Tensor>,
+        g: &'a Tensor,
+        spec: CrossEntropySpec,
+        out: &'a Tensor,
+    },
+    /// Gradient by target distributions: out = g (1 - smoothing) w (lse - logits) / count.
+    CrossEntropyTargetGrad {
+        logits: &'a Tensor,
+        weight: Option<&'a Tensor>,
+        lse: &'a Tensor,
+        g: &'a Tensor,
+        spec: CrossEntropySpec,
+        out: &'a Tensor,
+    },
+    /// Gradient by the class weights, the mean's divisor included; lse as in CrossEntropy.
+    CrossEntropyWeightGrad {
+        logits: &'a Tensor,
+        target: &'a Tensor,
+        weight: &'a Tensor,
+        lse: Option<&'a Tensor>,
+        g: &'a Tensor,
+        spec: CrossEntropySpec,
+        out: &'a Tensor,
+    },
+    /// x `[n, channels, height, width]`; out `[n, channels, kernel height, kernel width, out height, out width]` = what
+    /// each place of the window sees, 0 in the padding.
+    Im2col { x: &'a Tensor, window: Window, out: &'a Tensor },
+    /// The transpose of Im2col: out `[n, channels, height, width]` = the sum of all places that see an element. `cols` is
+    /// contiguous.
+    Col2im { cols: &'a Tensor, window: Window, out: &'a Tensor },
+    /// out = the largest that the window sees in x `[n, channels, height, width]` (NaN if it sees one), index (i64 or
+    /// i32) = where it lies in its plane, the first of equals. Padding is never the largest.
+    MaxPool { x: &'a Tensor, window: Window, out: &'a Tensor, index: &'a Tensor },
+    /// out `[n, channels, height, width]` = the sum of g over the outputs whose index an element is.
+    MaxPoolGrad { index: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
+    /// out = the sum of what the window sees in x, divided as said.
+    AvgPool { x: &'a Tensor, window: Window, divisor: PoolDivisor, out: &'a Tensor },
+    /// The transpose of AvgPool.
+    AvgPoolGrad { g: &'a Tensor, window: Window, divisor: PoolDivisor, out: &'a Tensor },
     /// Tiled attention (Dao 2023): out = dropout(softmax(scale q k^T + mask)) v without holding the weights, and the
-    /// log-sum-exp of each row's scaled scores `[batch, heads, Tq]`. A row that sees nothing: out 0, lse -inf.
-    Attention { q: &'a Tensor, k: &'a Tensor, v: &'a Tensor, spec: AttentionSpec, out: &'a Tensor, lse: &'a Tensor },
+    /// log-sum-exp of each row's scaled scores `[batch, heads, Tq]`. A row that sees nothing: out 0, lse -inf. The mask
+    /// `[batch, heads, Tq, Tk]` (repeated by stride 0) is added to the scaled scores, or, if it is bool, hides where false.
+    Attention {
+        q: &'a Tensor,
+        k: &'a Tensor,
+        v: &'a Tensor,
+        mask: Option<&'a Tensor>,
+        spec: AttentionSpec,
+        out: &'a Tensor,
+        lse: &'a Tensor,
+    },
     /// delta `[batch, heads, Tq]` = sum over the head size of g o.
     AttentionDelta { o: &'a Tensor, g: &'a Tensor, delta: &'a Tensor },
     /// dk, dv with the shapes of k, v (deterministic, no atomics; summed over the query heads that a kv head serves).
@@ -327,6 +477,7 @@ pub enum Kernel<'a> {
         q: &'a Tensor,
         k: &'a Tensor,
         v: &'a Tensor,
+        mask: Option<&'a Tensor>,
         g: &'a Tensor,
         lse: &'a Tensor,
         delta: &'a Tensor,
@@ -339,11 +490,24 @@ pub enum Kernel<'a> {
         q: &'a Tensor,
         k: &'a Tensor,
         v: &'a Tensor,
+        mask: Option<&'a Tensor>,
         g: &'a Tensor,
         lse: &'a Tensor,
         delta: &'a Tensor,
         spec: AttentionSpec,
         dq: &'a Tensor,
+    },
+    /// dmask `[batch or 1, heads or 1, Tq or 1, Tk]` = the gradient of the scores, summed where it has size 1.
+    AttentionGradMask {
+        q: &'a Tensor,
+        k: &'a Tensor,
+        v: &'a Tensor,
+        mask: Option<&'a Tensor>,
+        g: &'a Tensor,
+        lse: &'a Tensor,
+        delta: &'a Tensor,
+        spec: AttentionSpec,
+        dmask: &'a Tensor,
     },
     /// Symmetric absmax int8 by groups of `group` consecutive elements of the last dimension (the last group of a row
     /// may be short): scale = absmax / 127 as f32, q = round-to-nearest-even(x / scale) in [-127, 127] as bytes (u8
@@ -421,12 +585,24 @@ impl Kernel<'_> {
             Kernel::LayerNormParamGrad { .. } => "layer_norm_param_grad",
             Kernel::Embedding { .. } => "embedding",
             Kernel::EmbeddingGrad { .. } => "embedding_grad",
+            Kernel::Loss { .. } => "loss",
+            Kernel::LossGrad { .. } => "loss_grad",
             Kernel::CrossEntropy { .. } => "cross_entropy",
             Kernel::CrossEntropyGrad { .. } => "cross_entropy_grad",
+            Kernel::NllLossGrad { .. } => "nll_loss_grad",
+            Kernel::CrossEntropyTargetGrad { .. } => "cross_entropy_target_grad",
+            Kernel::CrossEntropyWeightGrad { .. } => "cross_entropy_weight_grad",
+            Kernel::Im2col { .. } => "im2col",
+            Kernel::Col2im { .. } => "col2im",
+            Kernel::MaxPool { .. } => "max_pool",
+            Kernel::MaxPoolGrad { .. } => "max_pool_grad",
+            Kernel::AvgPool { .. } => "avg_pool",
+            Kernel::AvgPoolGrad { .. } => "avg_pool_grad",
             Kernel::Attention { .. } => "attention",
             Kernel::AttentionDelta { .. } => "attention_delta",
             Kernel::AttentionGradKv { .. } => "attention_grad_kv",
             Kernel::AttentionGradQ { .. } => "attention_grad_q",
+            Kernel::AttentionGradMask { .. } => "attention_grad_mask",
             Kernel::Quantize { .. } => "quantize",
             Kernel::Dequantize { .. } => "dequantize",
             Kernel::Uniform { .. } => "uniform",

@@ -1,6 +1,6 @@
 //! Times each kind of kernel on the shapes of a small transformer's step: `cargo run --release --example kernels [filter]`.
 
-use retape_core::kernel::{AdamWConfig, AttentionSpec, Binary, RandomStream, Reduce, Unary};
+use retape_core::kernel::{AdamWConfig, AttentionSpec, Binary, CrossEntropySpec, RandomStream, Reduce, Unary};
 use retape_core::{DType, Device, Kernel, Kind, Result, Tensor};
 use std::time::Instant;
 
@@ -122,20 +122,22 @@ impl Bench {
         let (mean, rstd) = (self.normal(&[rows])?, self.normal(&[rows])?);
         let (weight, dw, db) = (self.normal(&[n])?, self.empty(&[n])?, self.empty(&[n])?);
         let (w, b) = (Some(&weight), Some(&bias));
-        let norm = Kernel::LayerNorm { x: &x, weight: w, bias: b, eps: 1e-5, out: &out, mean: &mean, rstd: &rstd };
+        let norm =
+            Kernel::LayerNorm { x: &x, weight: w, bias: b, eps: 1e-5, out: &out, mean: Some(&mean), rstd: &rstd };
         self.time("layer norm", 2.0 * bytes, "GB/s", &[norm])?;
-        let grad = Kernel::LayerNormGrad { x: &x, weight: w, mean: &mean, rstd: &rstd, g: &g, out: &out };
+        let grad = Kernel::LayerNormGrad { x: &x, weight: w, mean: Some(&mean), rstd: &rstd, g: &g, out: &out };
         self.time("layer norm grad", 3.0 * bytes, "GB/s", &[grad])?;
         let (dweight, dbias) = (Some(&dw), Some(&db));
-        let param = Kernel::LayerNormParamGrad { x: &x, mean: &mean, rstd: &rstd, g: &g, dweight, dbias };
+        let param = Kernel::LayerNormParamGrad { x: &x, mean: Some(&mean), rstd: &rstd, g: &g, dweight, dbias };
         self.time("layer norm param grad", 2.0 * bytes, "GB/s", &[param])?;
         let target = Tensor::from_slice(&self.device, &[rows], &vec![3i64; rows])?;
         let (loss, one) = (self.empty(&[])?, self.normal(&[])?);
-        let (ignore, mean) = (-1, true);
-        let ce = Kernel::CrossEntropy { logits: &x, target: &target, ignore, mean, loss: &loss, lse: &rstd };
+        let spec = CrossEntropySpec { ignore: -1, ..CrossEntropySpec::default() };
+        let ce =
+            Kernel::CrossEntropy { logits: &x, target: &target, weight: None, spec, loss: &loss, lse: Some(&rstd) };
         self.time("cross entropy", bytes, "GB/s", &[ce])?;
         let (lse, g1) = (&rstd, &one);
-        let ceg = Kernel::CrossEntropyGrad { logits: &x, target: &target, lse, g: g1, ignore, mean, out: &out };
+        let ceg = Kernel::CrossEntropyGrad { logits: &x, target: &target, weight: None, lse, g: g1, spec, out: &out };
         self.time("cross entropy grad", 2.0 * bytes, "GB/s", &[ceg])?;
         let ids = Tensor::from_slice(&self.device, &[8192], &(0..8192i64).map(|i| i * 7 % 1024).collect::<Vec<_>>())?;
         let rows_out = self.normal(&[8192, n])?;
@@ -171,12 +173,12 @@ impl Bench {
         let [dq, dk, dv] = [&self.empty(&[b, t, h, d])?, &self.empty(&[b, t, h, d])?, &self.empty(&[b, t, h, d])?];
         let product = (b * h * t * t * d) as f64; // 2 FLOPs, half the tiles
         for dropout in [0.0, 0.1] {
-            let spec = AttentionSpec { scale: 0.125, causal: true, dropout, stream: SEED };
-            let forward = Kernel::Attention { q, k, v, spec, out, lse };
-            let kv = Kernel::AttentionGradKv { q, k, v, g, lse, delta, spec, dk, dv };
+            let spec = AttentionSpec { scale: 0.125, causal: true, window: None, dropout, stream: SEED };
+            let forward = Kernel::Attention { q, k, v, mask: None, spec, out, lse };
+            let kv = Kernel::AttentionGradKv { q, k, v, mask: None, g, lse, delta, spec, dk, dv };
             let (del, gq) = (
                 Kernel::AttentionDelta { o: out, g, delta },
-                Kernel::AttentionGradQ { q, k, v, g, lse, delta, spec, dq },
+                Kernel::AttentionGradQ { q, k, v, mask: None, g, lse, delta, spec, dq },
             );
             let name = format!("attention {b}x{t} dropout {dropout}");
             self.time(&format!("{name} forward"), 2.0 * product, "GFLOP/s", &[forward])?;

@@ -14,7 +14,7 @@ use crate::random::words;
 use crate::softmax::row_max;
 use crate::view::{BLOCK, Rows, Span, for_float, lanes};
 use retape_core::kernel::{AttentionSpec, RandomStream};
-use retape_core::{Result, Tensor};
+use retape_core::{DType, Result, Tensor};
 
 /// Queries and keys of a tile of the forward pass. Keys are a multiple of the block.
 const QUERIES: usize = 64;
@@ -70,6 +70,7 @@ pub(crate) struct Mask {
     queries: usize,
     keys: usize,
     causal: bool,
+    window: Option<usize>,
     dropout: Option<(RandomStream, u64)>,
     /// 1 / (1 - p)
     pub keep: f64,
@@ -78,13 +79,24 @@ pub(crate) struct Mask {
 impl Mask {
     pub fn new(spec: AttentionSpec, queries: usize, keys: usize) -> Mask {
         let dropout = (spec.dropout > 0.0).then(|| (spec.stream, RandomStream::threshold(spec.dropout)));
-        Mask { queries, keys, causal: spec.causal, dropout, keep: 1.0 / (1.0 - spec.dropout) }
+        Mask { queries, keys, causal: spec.causal, window: spec.window, dropout, keep: 1.0 / (1.0 - spec.dropout) }
     }
 
     /// Query `i` sees keys 0 .. this.
     #[inline(always)]
     pub fn visible(&self, i: usize) -> usize {
         if self.causal { (i + 1 + self.keys).saturating_sub(self.queries).min(self.keys) } else { self.keys }
+    }
+
+    /// Query `i` sees no key before this.
+    #[inline(always)]
+    pub fn first_key(&self, i: usize) -> usize {
+        self.window.map_or(0, |w| (i + 1 + self.keys).saturating_sub(self.queries).saturating_sub(w).min(self.keys))
+    }
+
+    /// Behind the last query that sees key `j`.
+    pub fn end_query(&self, j: usize) -> usize {
+        self.window.map_or(self.queries, |w| (j + w + self.queries).saturating_sub(self.keys).min(self.queries))
     }
 
     /// The first query that sees key `j`, `queries` if none does.
@@ -109,10 +121,50 @@ impl Mask {
     }
 }
 
+/// What the user's mask `[batch, heads, Tq, Tk]` does to scores.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Bias<T> {
+    Hides(Span<u8>, [usize; 4]),
+    Adds(Span<T>, [usize; 4]),
+}
+
+impl<T: Float> Bias<T> {
+    pub fn of(mask: &Tensor) -> Bias<T> {
+        let strides = std::array::from_fn(|d| mask.layout().strides[d]);
+        match mask.dtype() {
+            DType::Bool => Bias::Hides(Span::of(mask), strides),
+            _ => Bias::Adds(Span::of(mask), strides),
+        }
+    }
+
+    /// Masks a row of scores from key `j`.
+    #[inline(always)]
+    pub fn apply(&self, scores: Span<T>, (b, h): (usize, usize), i: usize, j: usize) {
+        let start = |s: &[usize; 4]| b * s[0] + h * s[1] + i * s[2] + j * s[3];
+        match self {
+            Bias::Adds(span, strides) => {
+                let mask = span.part(start(strides), scores.len(), strides[3]);
+                for c in (0..scores.len()).step_by(BLOCK) {
+                    let (s, m) = (scores.load::<BLOCK>(c, T::ZERO), mask.load::<BLOCK>(c, T::ZERO));
+                    scores.store(c, lanes!(n => s[n] + m[n]));
+                }
+            }
+            Bias::Hides(span, strides) => {
+                let mask = span.part(start(strides), scores.len(), strides[3]);
+                for c in (0..scores.len()).step_by(BLOCK) {
+                    let (s, m) = (scores.load::<BLOCK>(c, T::ZERO), mask.load::<BLOCK>(c, 0));
+                    scores.store(c, lanes!(n => if m[n] != 0 { s[n] } else { -T::INFINITY }));
+                }
+            }
+        }
+    }
+}
+
 /// out = dropout(softmax(scale q k^T + mask)) v, and lse.
 pub(crate) fn attention(
     exec: &Exec,
     (q, k, v): (&Tensor, &Tensor, &Tensor),
+    bias: Option<&Tensor>,
     spec: AttentionSpec,
     out: &Tensor,
     lse: &Tensor,
@@ -120,6 +172,7 @@ pub(crate) fn attention(
     for_float!("attention", q.dtype(), T => {
         let [qs, ks, vs, outs] = [q, k, v, out].map(Heads::<T>::of);
         let (mask, lses) = (Mask::new(spec, qs.time, ks.time), Span::<T>::of(lse));
+        let bias = bias.map(Bias::<T>::of);
         let blocks = qs.time.div_ceil(QUERIES);
         let heads = qs.batch * qs.heads;
         exec.run::<T>(blocks * heads, work(&qs, ks.time), #[inline(always)] |task| {
@@ -139,20 +192,25 @@ pub(crate) fn attention(
                 let q_tile = qs.tile(b, h, from, rows);
                 let o = Matrix::over(o_memory, rows, vs.size, vs.size);
                 let end = mask.visible(from + rows - 1);
-                for j in (0..end).step_by(KEYS) {
+                let start = mask.first_key(from) / KEYS * KEYS;
+                for j in (start..end).step_by(KEYS) {
                     let keys = KEYS.min(end - j);
                     let s = Matrix::over(s_memory, rows, keys, KEYS);
                     product(s, false, q_tile, ks.tile(b, kv_head, j, keys).t(), T::of(spec.scale));
                     for i in 0..rows {
                         let scores = s.span.part(i * KEYS, KEYS, 1);
                         let visible = mask.visible(from + i).saturating_sub(j).min(keys);
+                        if let Some(bias) = &bias {
+                            bias.apply(scores.sub(0, visible), (b, h), from + i, j);
+                        }
+                        scores.sub(0, mask.first_key(from + i).saturating_sub(j).min(visible)).fill(-T::INFINITY);
                         let row = (b * qs.heads + h) * qs.time + from + i;
                         let shrink = absorb(scores, visible, keys, (&mut maximum[i], &mut sum[i]), &mask, row, j);
-                        if j > 0 && shrink != T::ONE {
+                        if j > start && shrink != T::ONE {
                             scale_row(o.span.part(i * vs.size, vs.size, 1), shrink);
                         }
                     }
-                    product(o, j > 0, s, vs.tile(b, kv_head, j, keys), T::ONE);
+                    product(o, j > start, s, vs.tile(b, kv_head, j, keys), T::ONE);
                 }
                 for i in 0..rows {
                     let seen = sum[i] != T::ZERO;

@@ -4,10 +4,12 @@
 //! dv_j = sum_i z_ij p_ij g_i, dp_ij = z_ij g_i . v_j, ds_ij = p_ij (dp_ij - delta_i),
 //! dk_j = scale sum_i ds_ij q_i, dq_i = scale sum_j ds_ij k_j.
 //!
+//! The gradient of an additive mask is ds, summed over what the mask repeats.
+//!
 //! One pass owns blocks of keys and gives dk and dv, the other owns blocks of queries and gives dq: every sum is made by
 //! one task in a fixed order.
 
-use crate::attention::{Heads, Mask, work};
+use crate::attention::{Bias, Heads, Mask, work};
 use crate::exec::Exec;
 use crate::gemm::{Matrix, product};
 use crate::math::Float;
@@ -25,6 +27,7 @@ pub(crate) struct Saved<'a> {
     pub q: &'a Tensor,
     pub k: &'a Tensor,
     pub v: &'a Tensor,
+    pub mask: Option<&'a Tensor>,
     pub g: &'a Tensor,
     pub lse: &'a Tensor,
     pub delta: &'a Tensor,
@@ -39,6 +42,7 @@ struct Pass<T> {
     lse: Rows<T>,
     delta: Rows<T>,
     mask: Mask,
+    bias: Option<Bias<T>>,
     scale: T,
 }
 
@@ -47,7 +51,8 @@ impl<T: Float> Pass<T> {
         let [q, k, v, g] = [saved.q, saved.k, saved.v, saved.g].map(Heads::<T>::of);
         let mask = Mask::new(saved.spec, q.time, k.time);
         let (lse, delta) = (Rows::of(saved.lse), Rows::of(saved.delta));
-        Pass { q, k, v, g, lse, delta, mask, scale: T::of(saved.spec.scale) }
+        let bias = saved.mask.map(Bias::of);
+        Pass { q, k, v, g, lse, delta, mask, bias, scale: T::of(saved.spec.scale) }
     }
 
     /// Fills `p` with z p and `ds` with ds for queries `i ..` and keys `j ..` of one head.
@@ -64,6 +69,10 @@ impl<T: Float> Pass<T> {
             let (p, ds) = (p.span.part(r * KEYS, KEYS, 1), ds.span.part(r * KEYS, KEYS, 1));
             let visible = self.mask.visible(i + r).saturating_sub(j).min(keys);
             let (lse, delta) = (lses.get(i + r), deltas.get(i + r));
+            if let Some(bias) = &self.bias {
+                bias.apply(p.sub(0, visible), (b, h), i + r, j);
+            }
+            p.sub(0, self.mask.first_key(i + r).saturating_sub(j).min(visible)).fill(-T::INFINITY);
             // A row that saw nothing has weights 0: exp(s - inf).
             let lse = if lse == -T::INFINITY { T::INFINITY } else { lse };
             for c in (0..keys).step_by(BLOCK) {
@@ -128,8 +137,9 @@ pub(crate) fn attention_grad_kv(exec: &Exec, saved: Saved<'_>, dk: &Tensor, dv: 
                 let (dk, dv) = (Matrix::over(dk_memory, keys, size, size), Matrix::over(dv_memory, keys, v_size, v_size));
                 for h in kv_head * group..(kv_head + 1) * group {
                     let first = pass.mask.first_query(j);
-                    for i in (first..pass.q.time).step_by(QUERIES) {
-                        let rows = QUERIES.min(pass.q.time - i);
+                    let end = pass.mask.end_query(j + keys - 1);
+                    for i in (first..end).step_by(QUERIES) {
+                        let rows = QUERIES.min(end - i);
                         let p = Matrix::over(p_memory, rows, keys, KEYS);
                         let ds = Matrix::over(ds_memory, rows, keys, KEYS);
                         pass.weights((b, h), i, j, p, ds);
@@ -160,7 +170,7 @@ pub(crate) fn attention_grad_q(exec: &Exec, saved: Saved<'_>, dq: &Tensor) -> Re
                 dq_memory.fill(T::ZERO);
                 let dq = Matrix::over(dq_memory, rows, size, size);
                 let end = pass.mask.visible(i + rows - 1);
-                for j in (0..end).step_by(KEYS) {
+                for j in (pass.mask.first_key(i) / KEYS * KEYS..end).step_by(KEYS) {
                     let keys = KEYS.min(end - j);
                     let (p, ds) = (Matrix::over(p_memory, rows, keys, KEYS), Matrix::over(ds_memory, rows, keys, KEYS));
                     pass.weights((b, h), i, j, p, ds);
@@ -168,6 +178,44 @@ pub(crate) fn attention_grad_q(exec: &Exec, saved: Saved<'_>, dq: &Tensor) -> Re
                     product(dq, true, ds, pass.k.tile(b, kv_head, j, keys), pass.scale);
                 }
                 write(dq, &dqs, (b, h), i);
+        });
+    });
+    Ok(())
+}
+
+/// dmask `[batch or 1, heads or 1, Tq or 1, Tk]`. A task owns a strip of keys of one of the mask's heads, and adds up the
+/// heads and queries that it serves in their order.
+pub(crate) fn attention_grad_mask(exec: &Exec, saved: Saved<'_>, dmask: &Tensor) -> Result<()> {
+    for_float!("attention_grad_mask", saved.q.dtype(), T => {
+        let (pass, sums) = (Pass::<T>::of(saved), Rows::<T>::of(dmask));
+        let (masks, rows_of_mask) = ([dmask.shape()[0], dmask.shape()[1]], dmask.shape()[2]);
+        let strips = pass.k.time.div_ceil(KEYS);
+        exec.run::<T>(strips * masks[0] * masks[1], work(&pass.q, pass.k.time), #[inline(always)] |task| {
+            let (j, index) = (task % strips * KEYS, task / strips);
+            let keys = KEYS.min(pass.k.time - j);
+            let row = |i: usize| sums.row(index * rows_of_mask + i.min(rows_of_mask - 1)).sub(j, keys);
+            for i in 0..rows_of_mask {
+                row(i).fill(T::ZERO);
+            }
+            let served = |size: usize, own: usize, all: usize| if size == 1 { 0..all } else { own..own + 1 };
+            let mut scratch = exec.scratch::<T>(2 * QUERIES * KEYS);
+            let (p_memory, ds_memory) = scratch.memory().split_at_mut(QUERIES * KEYS);
+            for b in served(masks[0], index / masks[1], pass.q.batch) {
+                for h in served(masks[1], index % masks[1], pass.q.heads) {
+                    for i in (0..pass.q.time).step_by(QUERIES) {
+                        let rows = QUERIES.min(pass.q.time - i);
+                        let (p, ds) = (Matrix::over(p_memory, rows, keys, KEYS), Matrix::over(ds_memory, rows, keys, KEYS));
+                        pass.weights((b, h), i, j, p, ds);
+                        for r in 0..rows {
+                            let (sum, part) = (row(i + r), ds.span.part(r * KEYS, keys, 1));
+                            for c in (0..keys).step_by(BLOCK) {
+                                let (u, v) = (sum.load::<BLOCK>(c, T::ZERO), part.load::<BLOCK>(c, T::ZERO));
+                                sum.store(c, lanes!(n => u[n] + v[n]));
+                            }
+                        }
+                    }
+                }
+            }
         });
     });
     Ok(())

@@ -16,6 +16,7 @@ mod loss;
 mod math;
 mod norm;
 mod optimizer;
+mod pointwise_loss;
 mod pool;
 mod quantize;
 mod random;
@@ -23,9 +24,11 @@ mod reduce;
 mod scan;
 mod softmax;
 mod view;
+mod window;
 
 use attention_grad::Saved;
 use exec::Exec;
+use loss::Scores;
 use pool::Pool;
 use retape_core::{Backend, Buffer, Device, Kernel, Result};
 
@@ -133,19 +136,43 @@ impl Backend for Cpu {
             }
             Kernel::Embedding { table, ids, out } => embedding::embedding(exec, table, ids, out)?,
             Kernel::EmbeddingGrad { ids, g, out } => embedding::embedding_grad(exec, ids, g, out)?,
-            Kernel::CrossEntropy { logits, target, ignore, mean, loss, lse } => {
-                loss::cross_entropy(exec, logits, target, (ignore, mean), loss, lse)?
+            Kernel::Loss { f, x, target, weight, out } => pointwise_loss::loss(exec, f, (x, target, weight), out)?,
+            Kernel::LossGrad { f, by, x, target, weight, g, out } => {
+                pointwise_loss::loss_grad(exec, f, by, (x, target, weight), g, out)?
             }
-            Kernel::CrossEntropyGrad { logits, target, lse, g, ignore, mean, out } => {
-                loss::cross_entropy_grad(exec, loss::CrossEntropyGrad { logits, target, lse, g, ignore, mean, out })?
+            Kernel::CrossEntropy { logits, target, weight, spec, loss, lse } => {
+                loss::cross_entropy(exec, Scores { logits, target, weight, spec }, loss, lse)?
             }
-            Kernel::Attention { q, k, v, spec, out, lse } => attention::attention(exec, (q, k, v), spec, out, lse)?,
+            Kernel::CrossEntropyGrad { logits, target, weight, lse, g, spec, out } => {
+                loss::cross_entropy_grad(exec, Scores { logits, target, weight, spec }, lse, g, out)?
+            }
+            Kernel::NllLossGrad { target, weight, g, spec, out } => {
+                loss::nll_loss_grad(exec, Scores { logits: out, target, weight, spec }, g, out)?
+            }
+            Kernel::CrossEntropyTargetGrad { logits, weight, lse, g, spec, out } => {
+                loss::target_grad(exec, Scores { logits, target: logits, weight, spec }, lse, g, out)?
+            }
+            Kernel::CrossEntropyWeightGrad { logits, target, weight, lse, g, spec, out } => {
+                loss::weight_grad(Scores { logits, target, weight: Some(weight), spec }, lse, g, out)?
+            }
+            Kernel::Im2col { x, window, out } => window::im2col(exec, x, window, out)?,
+            Kernel::Col2im { cols, window, out } => window::col2im(exec, cols, window, out)?,
+            Kernel::MaxPool { x, window, out, index } => window::max_pool(exec, x, window, out, index)?,
+            Kernel::MaxPoolGrad { index, g, out } => window::max_pool_grad(exec, index, g, out)?,
+            Kernel::AvgPool { x, window, divisor, out } => window::avg_pool(exec, x, (window, divisor), out)?,
+            Kernel::AvgPoolGrad { g, window, divisor, out } => window::avg_pool_grad(exec, g, (window, divisor), out)?,
+            Kernel::Attention { q, k, v, mask, spec, out, lse } => {
+                attention::attention(exec, (q, k, v), mask, spec, out, lse)?
+            }
             Kernel::AttentionDelta { o, g, delta } => attention::attention_delta(exec, o, g, delta)?,
-            Kernel::AttentionGradKv { q, k, v, g, lse, delta, spec, dk, dv } => {
-                attention_grad::attention_grad_kv(exec, Saved { q, k, v, g, lse, delta, spec }, dk, dv)?
+            Kernel::AttentionGradKv { q, k, v, mask, g, lse, delta, spec, dk, dv } => {
+                attention_grad::attention_grad_kv(exec, Saved { q, k, v, mask, g, lse, delta, spec }, dk, dv)?
             }
-            Kernel::AttentionGradQ { q, k, v, g, lse, delta, spec, dq } => {
-                attention_grad::attention_grad_q(exec, Saved { q, k, v, g, lse, delta, spec }, dq)?
+            Kernel::AttentionGradQ { q, k, v, mask, g, lse, delta, spec, dq } => {
+                attention_grad::attention_grad_q(exec, Saved { q, k, v, mask, g, lse, delta, spec }, dq)?
+            }
+            Kernel::AttentionGradMask { q, k, v, mask, g, lse, delta, spec, dmask } => {
+                attention_grad::attention_grad_mask(exec, Saved { q, k, v, mask, g, lse, delta, spec }, dmask)?
             }
             Kernel::Quantize { x, group, q, scales } => quantize::quantize(exec, x, group, q, scales)?,
             Kernel::Dequantize { q, scales, group, out } => quantize::dequantize(exec, q, scales, group, out)?,

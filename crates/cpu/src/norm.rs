@@ -1,4 +1,5 @@
-//! Layer norm over the last dimension (Ba, Kiros and Hinton 2016).
+//! Layer norm over the last dimension (Ba, Kiros and Hinton 2016), and RMS norm (Zhang and Sennrich 2019), which is the
+//! same with 0 in place of the mean.
 //!
 //! With xhat = (x - mean) rstd: out = xhat weight + bias. For the gradient let e = g weight; as mean and rstd depend on
 //! every x of the row, dx = rstd (e - mean(e) - xhat mean(e xhat)). Mean and variance are taken in two passes.
@@ -28,14 +29,14 @@ fn block_or<T: Float>(vector: Option<Span<T>>, i: usize, default: T) -> [T; BLOC
 
 /// One number a row (mean, rstd), in the order of the rows.
 #[derive(Debug)]
-struct Stat<T>(Rows<T>);
+pub(crate) struct Stat<T>(Rows<T>);
 
 impl<T: Float> Stat<T> {
-    fn of(tensor: &Tensor) -> Stat<T> {
+    pub fn of(tensor: &Tensor) -> Stat<T> {
         Stat(Rows::of(tensor))
     }
     #[inline(always)]
-    fn at(&self, r: usize) -> T {
+    pub fn at(&self, r: usize) -> T {
         if self.0.width == 1 { self.0.row(r).get(0) } else { self.0.row(r / self.0.width).get(r % self.0.width) }
     }
     #[inline(always)]
@@ -56,25 +57,30 @@ pub(crate) struct LayerNorm<'a> {
     pub bias: Option<&'a Tensor>,
     pub eps: f64,
     pub out: &'a Tensor,
-    pub mean: &'a Tensor,
+    pub mean: Option<&'a Tensor>,
     pub rstd: &'a Tensor,
 }
 
 pub(crate) fn layer_norm(exec: &Exec, op: LayerNorm<'_>) -> Result<()> {
     for_float!("layer_norm", op.x.dtype(), T => {
             let (xs, outs) = (Rows::<T>::of(op.x), Rows::<T>::of(op.out));
-            let (means, rstds) = (Stat::<T>::of(op.mean), Stat::<T>::of(op.rstd));
+            let (means, rstds) = (op.mean.map(Stat::<T>::of), Stat::<T>::of(op.rstd));
             let (weight, bias) = (vector::<T>(op.weight), vector::<T>(op.bias));
             let (n, eps) = (T::of(xs.width as f64), T::of(op.eps));
             for_each_row::<T>(exec, xs.count, xs.width, 4, #[inline(always)] |r| {
                 let (x, o) = (xs.row(r), outs.row(r));
-                let mean = sum_blocks(x.len(), #[inline(always)] |i| x.load::<BLOCK>(i, T::ZERO)) / n;
+                let mean = match &means {
+                    Some(_) => sum_blocks(x.len(), #[inline(always)] |i| x.load::<BLOCK>(i, T::ZERO)) / n,
+                    None => T::ZERO,
+                };
                 let squares = sum_blocks(x.len(), #[inline(always)] |i| {
                     let v = x.load::<BLOCK>(i, mean);
     lanes!(j => (v[j] - mean) * (v[j] - mean))
                 });
                 let rstd = T::ONE / (squares / n + eps).root();
-                means.put(r, mean);
+                if let Some(means) = &means {
+                    means.put(r, mean);
+                }
                 rstds.put(r, rstd);
                 for i in (0..x.len()).step_by(BLOCK) {
                     let v = x.load::<BLOCK>(i, T::ZERO);
@@ -104,17 +110,17 @@ pub(crate) fn layer_norm_grad(
     exec: &Exec,
     x: &Tensor,
     weight: Option<&Tensor>,
-    (mean, rstd): (&Tensor, &Tensor),
+    (mean, rstd): (Option<&Tensor>, &Tensor),
     g: &Tensor,
     out: &Tensor,
 ) -> Result<()> {
     for_float!("layer_norm_grad", x.dtype(), T => {
         let (xs, gs, outs) = (Rows::<T>::of(x), Rows::<T>::of(g), Rows::<T>::of(out));
-        let (means, rstds, weight) = (Stat::<T>::of(mean), Stat::<T>::of(rstd), vector::<T>(weight));
+        let (means, rstds, weight) = (mean.map(Stat::<T>::of), Stat::<T>::of(rstd), vector::<T>(weight));
         let n = T::of(xs.width as f64);
         for_each_row::<T>(exec, xs.count, xs.width, 4, #[inline(always)] |r| {
             let (x, g, o) = (xs.row(r), gs.row(r), outs.row(r));
-            let (mean, rstd) = (means.at(r), rstds.at(r));
+            let (mean, rstd) = (means.as_ref().map_or(T::ZERO, |m| m.at(r)), rstds.at(r));
             let (mut e_sum, mut ex_sum) = ([T::ZERO; BLOCK], [T::ZERO; BLOCK]);
             for i in (0..x.len()).step_by(BLOCK) {
                 let (xhat, e) = xhat_and_e(x, g, weight, (mean, rstd), i);
@@ -122,7 +128,8 @@ pub(crate) fn layer_norm_grad(
                 ex_sum = lanes!(j => xhat[j].mul_add(e[j], ex_sum[j]));
             }
             let add = |a, b| a + b;
-            let (e_mean, ex_mean) = (fold_lanes(e_sum, add) / n, fold_lanes(ex_sum, add) / n);
+            let e_mean = if means.is_some() { fold_lanes(e_sum, add) / n } else { T::ZERO };
+            let ex_mean = fold_lanes(ex_sum, add) / n;
             for i in (0..x.len()).step_by(BLOCK) {
                 let (xhat, e) = xhat_and_e(x, g, weight, (mean, rstd), i);
                 o.store(i, lanes!(j => rstd * (e[j] - e_mean - xhat[j] * ex_mean)));
@@ -137,14 +144,14 @@ pub(crate) fn layer_norm_grad(
 pub(crate) fn layer_norm_param_grad(
     exec: &Exec,
     x: &Tensor,
-    (mean, rstd): (&Tensor, &Tensor),
+    (mean, rstd): (Option<&Tensor>, &Tensor),
     g: &Tensor,
     dweight: Option<&Tensor>,
     dbias: Option<&Tensor>,
 ) -> Result<()> {
     for_float!("layer_norm_param_grad", x.dtype(), T => {
         let (xs, gs) = (Rows::<T>::of(x), Rows::<T>::of(g));
-        let (means, rstds) = (Stat::<T>::of(mean), Stat::<T>::of(rstd));
+        let (means, rstds) = (mean.map(Stat::<T>::of), Stat::<T>::of(rstd));
         let (rows, n) = (xs.count, xs.width);
         let piece = rows.div_ceil(PIECES).next_multiple_of(ROWS);
         let parts = exec.collect::<T, _>(rows.div_ceil(piece.max(1)), rows * n * 3, #[inline(always)] |p| {
@@ -156,7 +163,8 @@ pub(crate) fn layer_norm_param_grad(
                 w.fill(T::ZERO);
                 b.fill(T::ZERO);
                 for r in from..end.min(from + ROWS) {
-                    let (x, g, mean, rstd) = (xs.row(r), gs.row(r), means.at(r), rstds.at(r));
+                    let (x, g, rstd) = (xs.row(r), gs.row(r), rstds.at(r));
+                    let mean = means.as_ref().map_or(T::ZERO, |m| m.at(r));
                     for i in (0..n).step_by(BLOCK) {
                         let (v, d) = (x.load::<BLOCK>(i, T::ZERO), g.load::<BLOCK>(i, T::ZERO));
                         let (u, s) = (w.load::<BLOCK>(i, T::ZERO), b.load::<BLOCK>(i, T::ZERO));

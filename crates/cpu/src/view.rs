@@ -84,6 +84,13 @@ impl<T: Copy + Default> Span<T> {
         Span { ptr: self.ptr.wrapping_add(start * self.stride), len, stride: self.stride }
     }
 
+    /// `len` elements of this span, every `step`-th from `start`.
+    #[inline(always)]
+    pub fn every(self, start: usize, len: usize, step: usize) -> Span<T> {
+        assert!(len == 0 || start + (len - 1) * step < self.len);
+        Span { ptr: self.ptr.wrapping_add(start * self.stride), len, stride: self.stride * step }
+    }
+
     #[inline(always)]
     pub fn get(self, i: usize) -> T {
         assert!(i < self.len);

@@ -15,6 +15,8 @@ struct Case {
     kv_heads: usize,
     size: usize,
     causal: bool,
+    /// Causal attention to the last so many keys only.
+    window: Option<usize>,
     dropout: f64,
 }
 
@@ -30,7 +32,9 @@ fn reference(c: Case, q: &[f64], k: &[f64], v: &[f64], g: &[f64], spec: Attentio
         let at_q = ((b * c.tq + i) * c.heads + h) * d;
         let at_k = |j: usize| ((b * c.tk + j) * c.kv_heads + kv) * d;
         let seen = if c.causal { (i + 1 + c.tk).saturating_sub(c.tq).min(c.tk) } else { c.tk };
-        let scores: Vec<f64> = (0..seen).map(|j| spec.scale * dot(&q[at_q..][..d], &k[at_k(j)..][..d])).collect();
+        let first = c.window.map_or(0, |w| (i + 1 + c.tk).saturating_sub(c.tq + w));
+        let score = |j: usize| spec.scale * dot(&q[at_q..][..d], &k[at_k(j)..][..d]);
+        let scores: Vec<f64> = (0..seen).map(|j| if j < first { f64::NEG_INFINITY } else { score(j) }).collect();
         let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let lse = max + scores.iter().map(|s| (s - max).exp()).sum::<f64>().ln();
         if seen == 0 {
@@ -64,11 +68,14 @@ fn computed(device: &Device, dtype: DType, c: Case, [q, k, v, g]: [&Tensor; 4], 
     let poison = |shape: &[usize]| poisoned(device, dtype, shape);
     let (out, lse, delta) = (poison(q.shape()), poison(&[c.batch, c.heads, c.tq]), poison(&[c.batch, c.heads, c.tq]));
     let (dq, dk, dv) = (poison(q.shape()), poison(k.shape()), poison(v.shape()));
-    run(device, Kernel::Attention { q, k, v, spec, out: &out, lse: &lse });
+    run(device, Kernel::Attention { q, k, v, mask: None, spec, out: &out, lse: &lse });
     run(device, Kernel::AttentionDelta { o: &out, g, delta: &delta });
     let (lse_in, delta_in) = (&lse, &delta);
-    run(device, Kernel::AttentionGradKv { q, k, v, g, lse: lse_in, delta: delta_in, spec, dk: &dk, dv: &dv });
-    run(device, Kernel::AttentionGradQ { q, k, v, g, lse: lse_in, delta: delta_in, spec, dq: &dq });
+    run(
+        device,
+        Kernel::AttentionGradKv { q, k, v, mask: None, g, lse: lse_in, delta: delta_in, spec, dk: &dk, dv: &dv },
+    );
+    run(device, Kernel::AttentionGradQ { q, k, v, mask: None, g, lse: lse_in, delta: delta_in, spec, dq: &dq });
     [out, lse, dq, dk, dv]
 }
 
@@ -78,7 +85,7 @@ fn check(device: &Device, dtype: DType, c: Case, factor: f64) {
     let q: Vec<f64> = values(nq, 1).iter().map(|x| (x * factor) as f32 as f64).collect();
     let (k, v, g) = (values(nk, 2), values(nk, 3), values(nq, 4));
     let scale = 1.0 / (c.size as f64).sqrt();
-    let spec = AttentionSpec { scale, causal: c.causal, dropout: c.dropout, stream: STREAM };
+    let spec = AttentionSpec { scale, causal: c.causal, window: c.window, dropout: c.dropout, stream: STREAM };
     let want = reference(c, &q, &k, &v, &g, spec);
     let all = |shape: &[usize], x: &[f64]| views(device, dtype, shape, x);
     let (qs, ks, vs, gs) = (all(&q_shape, &q), all(&k_shape, &k), all(&k_shape, &v), all(&q_shape, &g));
@@ -90,7 +97,8 @@ fn check(device: &Device, dtype: DType, c: Case, factor: f64) {
     }
 }
 
-const PLAIN: Case = Case { batch: 1, tq: 65, tk: 65, heads: 2, kv_heads: 2, size: 16, causal: true, dropout: 0.0 };
+const PLAIN: Case =
+    Case { batch: 1, tq: 65, tk: 65, heads: 2, kv_heads: 2, size: 16, causal: true, window: None, dropout: 0.0 };
 
 #[test]
 fn lengths_and_alignment() {
@@ -126,6 +134,17 @@ fn shared_heads_and_dropout() {
 }
 
 #[test]
+fn sliding_windows() {
+    let device = device(2);
+    for (tq, tk) in [(9, 9), (300, 300), (130, 300), (300, 130)] {
+        for window in [1, 7, 64, 200, 1000] {
+            check(&device, DType::F32, Case { tq, tk, window: Some(window), ..PLAIN }, 1.0);
+        }
+    }
+    check(&device, DType::F64, Case { tq: 150, tk: 150, window: Some(33), dropout: 0.2, ..PLAIN }, 1.0);
+}
+
+#[test]
 fn very_negative_scores_still_sum_to_one() {
     let device = device(2);
     let ones = vec![1.0; 70 * 16];
@@ -133,8 +152,8 @@ fn very_negative_scores_still_sum_to_one() {
         let q = tensor(&device, DType::F32, &[1, 70, 1, 16], &vec![score / 16.0; 70 * 16]);
         let k = tensor(&device, DType::F32, &[1, 70, 1, 16], &ones);
         let (out, lse) = (poisoned(&device, DType::F32, q.shape()), poisoned(&device, DType::F32, &[1, 1, 70]));
-        let spec = AttentionSpec { scale: 1.0, causal: true, dropout: 0.0, stream: STREAM };
-        run(&device, Kernel::Attention { q: &q, k: &k, v: &k, spec, out: &out, lse: &lse });
+        let spec = AttentionSpec { scale: 1.0, causal: true, window: None, dropout: 0.0, stream: STREAM };
+        run(&device, Kernel::Attention { q: &q, k: &k, v: &k, mask: None, spec, out: &out, lse: &lse });
         close("out", &out, &ones, 1e-6);
     }
     check(&device, DType::F64, PLAIN, 100.0);
@@ -143,7 +162,7 @@ fn very_negative_scores_still_sum_to_one() {
 #[test]
 fn bits_do_not_depend_on_threads() {
     let c = Case { heads: 3, kv_heads: 1, tq: 300, tk: 300, dropout: 0.1, ..PLAIN };
-    let spec = AttentionSpec { scale: 0.25, causal: true, dropout: 0.1, stream: STREAM };
+    let spec = AttentionSpec { scale: 0.25, causal: true, window: None, dropout: 0.1, stream: STREAM };
     same_bits("attention", |device| {
         let make = |heads, seed| tensor(device, DType::F32, &[1, 300, heads, 16], &values(300 * heads * 16, seed));
         let (q, k, v, g) = (make(3, 1), make(1, 2), make(1, 3), make(3, 4));

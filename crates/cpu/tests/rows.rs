@@ -2,7 +2,7 @@
 
 mod common;
 use common::*;
-use retape_core::kernel::Reduce;
+use retape_core::kernel::{CrossEntropySpec, LossReduction, Reduce};
 use retape_core::layout::contiguous_strides;
 use retape_core::{DType, Error, Kernel, Kind, Tensor};
 
@@ -201,19 +201,19 @@ fn layer_norm_and_gradients() {
             views(&device, dtype, &[rows, n], &x).iter().zip(views(&device, dtype, &[rows, n], &g).iter().rev())
         {
             let [out, mean, rstd] = [&[rows, n][..], &[rows], &[rows]].map(|s| poisoned(&device, dtype, s));
-            run(&device, Kernel::LayerNorm { x, weight, bias, eps, out: &out, mean: &mean, rstd: &rstd });
+            run(&device, Kernel::LayerNorm { x, weight, bias, eps, out: &out, mean: Some(&mean), rstd: &rstd });
             close("layer norm", &out, &y, tol);
             close("mean", &mean, &means, tol);
             close("rstd", &rstd, &rstds, tol);
-            run(&device, Kernel::LayerNormGrad { x, weight, mean: &mean, rstd: &rstd, g, out: &out });
+            run(&device, Kernel::LayerNormGrad { x, weight, mean: Some(&mean), rstd: &rstd, g, out: &out });
             close("dx", &out, &dx, if n == 1 { 1e-3 } else { tol });
             let (pw, pb) = (poisoned(&device, dtype, &[n]), poisoned(&device, dtype, &[n]));
             let (dweight, dbias) = (Some(&pw), Some(&pb));
-            run(&device, Kernel::LayerNormParamGrad { x, mean: &mean, rstd: &rstd, g, dweight, dbias });
+            run(&device, Kernel::LayerNormParamGrad { x, mean: Some(&mean), rstd: &rstd, g, dweight, dbias });
             close("dweight", &pw, &dw, tol);
             close("dbias", &pb, &db, tol);
             let g = g.copy(Kind::Input).unwrap();
-            run(&device, Kernel::LayerNormGrad { x, weight, mean: &mean, rstd: &rstd, g: &g, out: &g });
+            run(&device, Kernel::LayerNormGrad { x, weight, mean: Some(&mean), rstd: &rstd, g: &g, out: &g });
             close("dx in place", &g, &dx, if n == 1 { 1e-3 } else { tol });
         }
     }
@@ -237,25 +237,42 @@ fn cross_entropy_and_ignored_rows() {
         }
         let ids = Tensor::from_slice(&device, &[rows], &target).unwrap();
         let g = tensor(&device, dtype, &[], &[0.75]);
+        let reduction = if mean { LossReduction::Mean } else { LossReduction::Sum };
+        let spec = CrossEntropySpec { ignore: -1, reduction, smoothing: 0.0 };
         for logits in views(&device, dtype, &[rows, n], &x) {
             let [l, s, dx] = [&[][..], &[rows], &[rows, n]].map(|s| poisoned(&device, dtype, s));
-            run(&device, Kernel::CrossEntropy { logits: &logits, target: &ids, ignore: -1, mean, loss: &l, lse: &s });
+            run(
+                &device,
+                Kernel::CrossEntropy { logits: &logits, target: &ids, weight: None, spec, loss: &l, lse: Some(&s) },
+            );
             close("loss", &l, &[loss], tolerance(dtype));
             close("lse", &s, &lse, tolerance(dtype));
             run(
                 &device,
-                Kernel::CrossEntropyGrad { logits: &logits, target: &ids, lse: &s, g: &g, ignore: -1, mean, out: &dx },
+                Kernel::CrossEntropyGrad {
+                    logits: &logits,
+                    target: &ids,
+                    weight: None,
+                    lse: &s,
+                    g: &g,
+                    spec,
+                    out: &dx,
+                },
             );
             close("gradient", &dx, &grad, 10.0 * tolerance(dtype));
         }
         let bad = Tensor::from_slice(&device, &[rows], &vec![n as i64; rows]).unwrap();
         let logits = tensor(&device, dtype, &[rows, n], &x);
         let [l, s] = [&[][..], &[rows]].map(|s| poisoned(&device, dtype, s));
-        let kernel = Kernel::CrossEntropy { logits: &logits, target: &bad, ignore: -1, mean, loss: &l, lse: &s };
+        let kernel =
+            Kernel::CrossEntropy { logits: &logits, target: &bad, weight: None, spec, loss: &l, lse: Some(&s) };
         let error = device.backend().run(&kernel).unwrap_err();
         assert!(matches!(&error, Error::InvalidValue { .. }) && error.to_string().contains("130"), "{error}");
         let none = Tensor::from_slice(&device, &[rows], &vec![-1i64; rows]).unwrap();
-        run(&device, Kernel::CrossEntropy { logits: &logits, target: &none, ignore: -1, mean, loss: &l, lse: &s });
+        run(
+            &device,
+            Kernel::CrossEntropy { logits: &logits, target: &none, weight: None, spec, loss: &l, lse: Some(&s) },
+        );
         assert!(if mean { l.item().unwrap().is_nan() } else { l.item().unwrap() == 0.0 });
     }
 }
@@ -367,7 +384,7 @@ fn bits_do_not_depend_on_threads() {
         let (dw, db) = (poisoned(device, DType::F32, &[500]), poisoned(device, DType::F32, &[500]));
         let (mean, rstd) = (make(&[300], 3), make(&[300], 4));
         let (dweight, dbias) = (Some(&dw), Some(&db));
-        run(device, Kernel::LayerNormParamGrad { x: &a, mean: &mean, rstd: &rstd, g: &a, dweight, dbias });
+        run(device, Kernel::LayerNormParamGrad { x: &a, mean: Some(&mean), rstd: &rstd, g: &a, dweight, dbias });
         vec![out, all, rows, columns, dw, db]
     });
 }

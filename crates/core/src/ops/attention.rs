@@ -3,6 +3,7 @@
 //! Forward keeps o and the log-sum-exp of each row's scores, L. Backward recomputes each tile of weights
 //! P = exp(scale q k^T - L) and, with D = the row sums of g o (which equal the row sums of P dP, because o = P v):
 //! dv = P^T g; dP = g v^T; dS = P (dP - D); dq = scale dS k; dk = scale dS^T q.
+//! An additive mask has the gradient of the scores, dS, summed where it was repeated; a bool mask hides where it is false.
 //! With dropout (mask M, factor 1/(1-p)) P becomes M P / (1-p) in o and dv, and dP becomes M (g v^T) / (1-p); D stays.
 //!
 //! L belongs to the exact q and k, so these are read exactly: int8 is refused for them.
@@ -11,10 +12,22 @@ use super::*;
 use crate::kernel::AttentionSpec;
 use crate::tape::Var;
 
-/// o = attention(q, k, v), each `[batch, time, heads, head size]`; k and v may have fewer heads (grouped queries).
-/// Outputs: o with q's shape, and the log-sum-exp `[batch, heads, Tq]` as a statistic.
+/// o = attention(q, k, v), each `[batch, time, heads, head size]`; k and v may have fewer heads (grouped queries), v a
+/// head size of its own. With `mask` a fourth input `[batch, heads, Tq, Tk]`, each 1 where it repeats: added to the
+/// scores, or, of dtype bool, hiding where it is false. Outputs: o, and the log-sum-exp `[batch, heads, Tq]` as a
+/// statistic.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Attention(pub AttentionSpec);
+pub struct Attention {
+    /// Scale, causality, window, dropout.
+    pub spec: AttentionSpec,
+    /// Whether there is a mask.
+    pub mask: bool,
+}
+
+/// The mask repeated to all scores.
+fn every_score(mask: &Tensor, q: &[usize], k: &[usize]) -> Result<Tensor> {
+    mask.expand(&[q[0], q[2], q[1], k[1]])
+}
 
 impl Rule for Attention {
     fn name(&self) -> &'static str {
@@ -22,39 +35,54 @@ impl Rule for Attention {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
-        takes(3, inputs)?;
-        let dtype = one_float_dtype(inputs)?;
-        super::dropout::check_probability(self.0.dropout)?;
-        if !(self.0.scale > 0.0 && self.0.scale.is_finite()) {
-            return Err(format!("the scale must be positive, got {}; 1/sqrt(head size) is usual", self.0.scale));
+        takes(3 + self.mask as usize, inputs)?;
+        let dtype = one_float_dtype(&inputs[..3])?;
+        super::dropout::check_probability(self.spec.dropout)?;
+        if !(self.spec.scale > 0.0 && self.spec.scale.is_finite()) {
+            return Err(format!("the scale must be positive, got {}; 1/sqrt(head size) is usual", self.spec.scale));
         }
         let (q, k, v) = (&inputs[0].shape, &inputs[1].shape, &inputs[2].shape);
-        if q.len() != 4 || k.len() != 4 || v != k {
-            return Err("needs q [batch, Tq, heads, size] and k, v of one shape [batch, Tk, kv heads, size]".into());
+        if q.len() != 4 || k.len() != 4 || v.len() != 4 || v[..3] != k[..3] {
+            return Err("needs q [batch, Tq, heads, size] and k, v that agree in [batch, Tk, kv heads, ..]".into());
         }
         if q[0] != k[0] || q[3] != k[3] {
             return Err("q and k must agree in batch (dimension 0) and head size (dimension 3)".into());
         }
-        if (k[2] == 0 && q[2] != 0) || (k[2] != 0 && q[2] % k[2] != 0) {
+        if (k[2] == 0 && q[2] != 0) || (k[2] != 0 && !q[2].is_multiple_of(k[2])) {
             return Err(format!("the {} query heads must be a multiple of the {} key heads", q[2], k[2]));
         }
-        Ok(smallvec![Output::new(q.clone(), dtype), Output::statistic([q[0], q[2], q[1]].as_slice(), dtype)])
+        if self.spec.window.is_some() && !self.spec.causal {
+            return Err("a window of keys goes back from the query's own place: it needs `causal`".into());
+        }
+        if let Some(mask) = inputs.get(3) {
+            let scores = [q[0], q[2], q[1], k[1]];
+            let fits = mask.shape.len() == 4 && mask.shape.iter().zip(scores).all(|(&m, s)| m == s || m == 1);
+            if !fits || (mask.dtype != dtype && mask.dtype != DType::Bool) {
+                return Err(format!("the mask must be {dtype} or bool, and each of its sizes that of {scores:?} or 1"));
+            }
+        }
+        let out = [q[0], q[1], q[2], v[3]];
+        Ok(smallvec![Output::new(out.as_slice(), dtype), Output::statistic([q[0], q[2], q[1]].as_slice(), dtype)])
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
         let (q, k, v) = (&inputs[0], &inputs[1], &inputs[2]);
-        exec.run(Kernel::Attention { q, k, v, spec: self.0, out: &outputs[0], lse: &outputs[1] })
+        let mask = inputs.get(3).map(|m| every_score(m, q.shape(), k.shape())).transpose()?;
+        let mask = mask.as_ref();
+        exec.run(Kernel::Attention { q, k, v, mask, spec: self.spec, out: &outputs[0], lse: &outputs[1] })
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
         let save = |slot, exact| Save { slot, exact };
-        smallvec![
+        let mut saves = smallvec![
             save(Slot::In(0), true),
             save(Slot::In(1), true),
             save(Slot::In(2), false),
             save(Slot::Out(0), false),
             save(Slot::Out(1), true),
-        ]
+        ];
+        saves.extend(self.mask.then(|| save(Slot::In(3), true)));
+        saves
     }
 
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
@@ -64,13 +92,20 @@ impl Rule for Attention {
         let o = cx.saved(Slot::Out(0))?;
         cx.exec(0).run(Kernel::AttentionDelta { o: &o, g: &g, delta: &delta })?;
         drop(o);
-        let (q, k, v) = (cx.saved(Slot::In(0))?, cx.saved(Slot::In(1))?, cx.saved(Slot::In(2))?);
-        let (lse, delta, spec) = (&lse, &delta, self.0);
+        let (q, k, v) = (&cx.saved(Slot::In(0))?, &cx.saved(Slot::In(1))?, &cx.saved(Slot::In(2))?);
+        let mask = if self.mask { Some(every_score(&cx.saved(Slot::In(3))?, q.shape(), k.shape())?) } else { None };
+        let (g, lse, delta, mask, spec) = (&g, &lse, &delta, mask.as_ref(), self.spec);
+        if self.mask && cx.needs(3) {
+            let (exec, shape) = (cx.exec(3), &cx.input(3).shape);
+            // The kernel sums over all that the mask repeats but the keys.
+            let dmask = exec.empty(&[shape[0], shape[1], shape[2], k.shape()[1]], q.dtype())?;
+            exec.run(Kernel::AttentionGradMask { q, k, v, mask, g, lse, delta, spec, dmask: &dmask })?;
+            cx.set(3, exec.sum_to(dmask, shape)?);
+        }
         if cx.needs(1) || cx.needs(2) {
             let dk = cx.exec(1).empty_like(cx.input(1))?;
             let dv = cx.exec(2).empty_like(cx.input(2))?;
-            let kernel = Kernel::AttentionGradKv { q: &q, k: &k, v: &v, g: &g, lse, delta, spec, dk: &dk, dv: &dv };
-            cx.exec(1).run(kernel)?;
+            cx.exec(1).run(Kernel::AttentionGradKv { q, k, v, mask, g, lse, delta, spec, dk: &dk, dv: &dv })?;
             for (input, grad) in [(1, dk), (2, dv)] {
                 if cx.needs(input) {
                     cx.set(input, grad);
@@ -79,7 +114,7 @@ impl Rule for Attention {
         }
         if cx.needs(0) {
             let dq = cx.exec(0).empty_like(cx.input(0))?;
-            cx.exec(0).run(Kernel::AttentionGradQ { q: &q, k: &k, v: &v, g: &g, lse, delta, spec, dq: &dq })?;
+            cx.exec(0).run(Kernel::AttentionGradQ { q, k, v, mask, g, lse, delta, spec, dq: &dq })?;
             cx.set(0, dq);
         }
         Ok(())
@@ -87,15 +122,31 @@ impl Rule for Attention {
 
     fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {
         // Two products of Tq x Tk x size per head, counted dense (a causal kernel does about half).
-        let (q, k) = (&inputs[0].shape, &inputs[1].shape);
-        Cost { flops: 4 * (q.iter().product::<usize>() * k[1]) as u64, traffic: Cost::touched(inputs, outputs) }
+        let (q, k, v) = (&inputs[0].shape, &inputs[1].shape, &inputs[2].shape);
+        Cost { flops: 2 * (q[0] * q[1] * q[2] * k[1] * (q[3] + v[3])) as u64, traffic: Cost::touched(inputs, outputs) }
     }
 
     fn samples() -> Vec<Sample> {
         use SampleMemory::*;
         let x = SampleInput::random;
         let stream = RandomStream { seed: 7, counter: 2 };
-        let spec = |causal, dropout| Attention(AttentionSpec { scale: 0.5, causal, dropout, stream });
+        let spec = |causal, dropout| Attention {
+            spec: AttentionSpec { scale: 0.5, causal, window: None, dropout, stream },
+            mask: false,
+        };
+        let masked = |name, causal, mask: SampleInput| {
+            let op = Attention { mask: true, ..spec(causal, 0.0) };
+            Sample::smooth(name, op, [x(1, &[2, 4, 2, 3]), x(2, &[2, 5, 2, 3]), x(3, &[2, 5, 2, 3]), mask])
+        };
+        let window = |name, window, t: usize| {
+            let mut op = spec(true, 0.0);
+            op.spec.window = Some(window);
+            Sample::smooth(name, op, [x(1, &[1, t, 1, 2]), x(2, &[1, t + 3, 1, 2]), x(3, &[1, t + 3, 1, 2])])
+        };
+        let hiding = |shape: &[usize]| {
+            let len = shape.iter().product::<usize>();
+            SampleInput::new(shape, SampleValues::Bools((0..len).map(|i| i % 5 > 1 && i % 7 > 0).collect()))
+        };
         let s = |name, causal, p, q: [usize; 4], k: [usize; 4]| {
             Sample::smooth(name, spec(causal, p), [x(1, &q), x(2, &k), x(3, &k)])
         };
@@ -107,6 +158,26 @@ impl Rule for Attention {
             s("rows that see nothing", true, 0.0, [1, 5, 1, 4], [1, 3, 1, 4]),
             s("grouped queries", true, 0.0, [1, 4, 4, 3], [1, 4, 2, 3]),
             s("across tiles", true, 0.0, [1, 70, 1, 2], [1, 70, 1, 2]),
+            Sample::smooth(
+                "another size of values",
+                spec(true, 0.0),
+                [x(1, &[2, 4, 2, 3]), x(2, &[2, 4, 1, 3]), x(3, &[2, 4, 1, 5])],
+            ),
+            masked("additive mask", false, x(4, &[2, 2, 4, 5])),
+            masked("additive mask, causal", true, x(4, &[1, 1, 4, 5])),
+            masked("mask of the heads", false, x(5, &[1, 2, 4, 5])),
+            masked("mask of the keys", false, x(6, &[2, 1, 1, 5])),
+            // A number added to all scores of a query changes nothing: the gradient is rounding.
+            Sample { smooth: false, ..masked("mask of the queries", false, x(7, &[1, 1, 4, 1])) },
+            masked("strided mask", false, x(8, &[2, 2, 4, 5]).lying(Transposed)),
+            masked("bool mask", false, hiding(&[1, 1, 4, 5])),
+            masked(
+                "bool mask that hides all",
+                false,
+                SampleInput::new(&[1, 1, 1, 1], SampleValues::Bools(vec![false])),
+            ),
+            window("window", 2, 5),
+            window("window across tiles", 70, 300),
             s("one", false, 0.0, [1, 1, 1, 1], [1, 1, 1, 1]),
             s("no queries", false, 0.0, [1, 0, 2, 4], [1, 3, 2, 4]),
             s("no keys", false, 0.0, [1, 3, 2, 4], [1, 0, 2, 4]),
@@ -125,6 +196,21 @@ impl Rule for Attention {
 
 use crate::kernel::RandomStream;
 
+/// Attributes of [`Var::scaled_dot_product_attention`].
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct AttentionOptions {
+    /// Factor on the scores; 1/sqrt(head size) if absent.
+    pub scale: Option<f64>,
+    /// Whether a query sees only keys up to its own place.
+    pub causal: bool,
+    /// With `causal`, only the last so many of these keys.
+    pub window: Option<usize>,
+    /// Probability of dropping an attention weight; above 0 it takes the tape's next random counter.
+    pub dropout: f64,
+    /// Whether k and v may have fewer heads than q, each serving a run of query heads.
+    pub grouped: bool,
+}
+
 impl Var {
     /// Tiled attention of queries (`self`) to `k` and `v`, all `[batch, time, heads, head size]` -> q's shape.
     /// `scale` is usually 1/sqrt(head size); causal alignment is bottom-right; k and v may have fewer heads, each
@@ -133,6 +219,90 @@ impl Var {
     pub fn attention(&self, k: &Var, v: &Var, scale: f64, causal: bool, dropout: f64) -> Result<Var> {
         super::dropout::check_probability(dropout).map_err(|reason| self.invalid("attention", reason))?;
         let stream = if dropout > 0.0 { self.tape().next_stream() } else { RandomStream { seed: 0, counter: 0 } };
-        self.apply(Attention(AttentionSpec { scale, causal, dropout, stream }), &[k, v])
+        let spec = AttentionSpec { scale, causal, window: None, dropout, stream };
+        self.apply(Attention { spec, mask: false }, &[k, v])
+    }
+
+    /// PyTorch's `scaled_dot_product_attention` by tiled attention: q (`self`) `[.., heads, Tq, size]`, k `[.., heads, Tk,
+    /// size]`, v `[.., heads, Tk, any size]`, leading dimensions broadcast. The mask broadcasts to `[.., heads, Tq, Tk]`;
+    /// it is added to the scores, or, if bool, hides where it is false. Causal alignment is bottom-right (PyTorch's is
+    /// top-left where Tq and Tk differ).
+    pub fn scaled_dot_product_attention(
+        &self,
+        k: &Var,
+        v: &Var,
+        mask: Option<&Var>,
+        options: AttentionOptions,
+    ) -> Result<Var> {
+        const OP: &str = "scaled_dot_product_attention";
+        let wrong = |reason: String| Err(self.invalid(OP, reason));
+        if let Err(reason) = super::dropout::check_probability(options.dropout) {
+            return wrong(reason);
+        }
+        let shapes = [self.shape(), k.shape(), v.shape()];
+        if let Some(shape) = shapes.iter().find(|s| s.len() < 2) {
+            return wrong(format!("needs q, k and v [.., T, size], got {shape:?}"));
+        }
+        // Without a dimension of heads there is one head; with grouped queries heads don't broadcast.
+        let lead = |s: &Shape| Shape::from_slice(&s[..s.len() - 2]);
+        let mut leads = shapes.each_ref().map(lead);
+        let mut heads = [1; 3];
+        if options.grouped {
+            if leads.iter().any(|l| l.is_empty()) {
+                return wrong("grouped queries need a dimension of heads".into());
+            }
+            heads = leads.each_mut().map(|l| l.pop().expect("not empty"));
+        }
+        let broadcast = |a, b: &Shape| Option::and_then(a, |a: Shape| crate::layout::broadcast_shapes(&a, b));
+        let Some(mut batch) = leads.iter().fold(Some(Shape::new()), broadcast) else {
+            return wrong(format!("the leading dimensions of q, k and v don't broadcast: {leads:?}"));
+        };
+        let out_lead: Shape =
+            if options.grouped { batch.iter().copied().chain([heads[0]]).collect() } else { batch.clone() };
+        if !options.grouped {
+            let shared = batch.pop().unwrap_or(1);
+            heads = [shared; 3];
+        }
+        let samples: usize = batch.iter().product();
+        let four = |x: &Var, i: usize| -> Result<Var> {
+            let (t, size) = (shapes[i][shapes[i].len() - 2], shapes[i][shapes[i].len() - 1]);
+            let full = [&batch[..], &heads[i..][..out_lead.len() - batch.len()], &[t, size]];
+            x.expand(&full.concat())?.reshape(&[samples, heads[i], t, size])?.transpose(1, 2)
+        };
+        let mask = match mask {
+            None => None,
+            Some(mask) => {
+                let (shape, rank) = (mask.shape(), out_lead.len() + 2);
+                if shape.len() > rank {
+                    return wrong(format!("the mask {shape:?} has more dimensions than the scores"));
+                }
+                let mut full: Shape = smallvec![1; rank.max(4)];
+                let at = full.len() - shape.len();
+                full[at..].copy_from_slice(&shape);
+                let cut = full.len() - 3;
+                let mut mask = mask.reshape(&full)?;
+                if full[..cut].iter().any(|&n| n != 1) && cut > 1 {
+                    full[..cut].copy_from_slice(&batch);
+                    mask = mask.expand(&full)?;
+                }
+                let samples = full[..cut].iter().product();
+                Some(mask.reshape(&[&[samples], &full[cut..]].concat())?)
+            }
+        };
+        let stream =
+            if options.dropout > 0.0 { self.tape().next_stream() } else { RandomStream { seed: 0, counter: 0 } };
+        let size = shapes[0][shapes[0].len() - 1];
+        let spec = AttentionSpec {
+            scale: options.scale.unwrap_or(1.0 / (size as f64).sqrt()),
+            causal: options.causal,
+            window: options.window,
+            dropout: options.dropout,
+            stream,
+        };
+        let (q, k, v) = (four(self, 0)?, four(k, 1)?, four(v, 2)?);
+        let others: SmallVec<[&Var; 3]> = [&k, &v].into_iter().chain(mask.as_ref()).collect();
+        let o = q.apply(Attention { spec, mask: mask.is_some() }, &others)?;
+        let (t, size) = (o.shape()[1], o.shape()[3]);
+        o.transpose(1, 2)?.reshape(&[&out_lead[..], &[t, size]].concat())
     }
 }

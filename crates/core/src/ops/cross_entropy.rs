@@ -1,18 +1,77 @@
-//! Cross-entropy of logits z and class indices t: the mean (or sum) over rows of lse(z) - z_t, rows whose target is
-//! `ignore` left out. dz = g (softmax(z) - onehot(t)) / count, 0 in ignored rows; softmax(z) = exp(z - lse), so only the
-//! logits, the targets and one number a row are kept, and the gradient overwrites the logits where nobody else holds
-//! them: there is no second tensor of their size. With every target ignored the mean is NaN and the gradients are 0.
+//! Cross-entropy of logits z over classes. With q the target distribution of a row (all on the target class t, or given;
+//! mixed with the even one by label smoothing), class weights w, and lse = ln sum exp(z):
+//! loss = sum over c of w_c q_c (lse - z_c), or lse - z_t where there are neither weights nor smoothing.
+//!
+//! As d lse/dz = softmax(z): dz_c = g (softmax_c sum(w q) - w_c q_c) / count, 0 in ignored rows; dp_c = g (1 - smoothing)
+//! w_c (lse - z_c) / count; dw_c = the sum over rows of g q_c (lse - z_c) / count, and through the count itself.
+//! softmax(z) = exp(z - lse), so only the logits, the targets and one number a row are kept, and the gradient overwrites
+//! the logits where nobody else holds them: there is no second tensor of their size. The mean divides by what counts:
+//! the weights of the targets that are not ignored. With every target ignored it is NaN and the gradients are 0.
+//!
+//! [`NllLoss`] is the same of log-probabilities: lse is 0 and does not depend on x, so dx = -g w_t / count at the target.
 
 use super::*;
+use crate::kernel::{CrossEntropySpec, LossReduction};
+use crate::layout::dimension;
 use crate::tape::Var;
 
-/// The loss of logits `[rows, classes]` against targets `[rows]`. Outputs: the loss `[]`, and the log-sum-exp `[rows]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The loss of logits whose dimension `dim` are the classes. Inputs: the logits; class indices without that dimension, or
+/// distributions of the logits' shape; with `weight` one number a class. Outputs: the loss, `[]` or a number a row, and
+/// the log-sum-exp of each row.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CrossEntropy {
-    /// Rows with this target don't count.
-    pub ignore: i64,
-    /// Divide by the number of rows that count.
-    pub mean: bool,
+    /// Ignored class, reduction, smoothing.
+    pub spec: CrossEntropySpec,
+    /// The classes' dimension.
+    pub dim: usize,
+    /// Whether the classes are weighed.
+    pub weight: bool,
+}
+
+/// The shape of the rows, or what is wrong with the inputs.
+fn rows(inputs: &[Spec], dim: usize, distributions: bool) -> Result<Shape, String> {
+    let (x, target) = (&inputs[0].shape, &inputs[1]);
+    if dim >= x.len() || x[dim] == 0 {
+        return Err(format!("needs at least one class in dimension {dim}"));
+    }
+    let mut rows = x.clone();
+    rows.remove(dim);
+    match target.dtype {
+        DType::I64 | DType::I32 if target.shape == rows => {}
+        DType::I64 | DType::I32 => {
+            return Err(format!("class indices must have the shape {rows:?}, that of the rows"));
+        }
+        dtype if distributions && dtype == inputs[0].dtype && target.shape == *x => {}
+        _ if distributions => {
+            return Err(
+                "targets must be class indices (i64 or i32), or distributions of the logits' shape and dtype".into()
+            );
+        }
+        _ => return Err("targets must be class indices of dtype i64 or i32".into()),
+    }
+    match inputs.get(2) {
+        Some(w) if w.shape[..] != [x[dim]] || w.dtype != inputs[0].dtype => {
+            Err(format!("the class weights must be {}[{}]", inputs[0].dtype, x[dim]))
+        }
+        _ => Ok(rows),
+    }
+}
+
+fn loss_shape(spec: &CrossEntropySpec, rows: &Shape) -> Shape {
+    if spec.reduction == LossReduction::None { rows.clone() } else { Shape::new() }
+}
+
+/// x with the classes last.
+fn classes_last(x: &Tensor, dim: usize) -> Result<Tensor> {
+    let order: SmallVec<[usize; 6]> = (0..x.rank()).filter(|&d| d != dim).chain([dim]).collect();
+    x.permute(&order)
+}
+
+impl CrossEntropy {
+    /// Distributions have the logits' rank, indices one less.
+    fn target(&self, logits: &Spec, target: Tensor) -> Result<Tensor> {
+        if target.rank() == logits.shape.len() { classes_last(&target, self.dim) } else { Ok(target) }
+    }
 }
 
 impl Rule for CrossEntropy {
@@ -23,48 +82,73 @@ impl Rule for CrossEntropy {
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(2, inputs)?;
         let dtype = one_float_dtype(&inputs[..1])?;
-        let (logits, target) = (&inputs[0], &inputs[1]);
-        if logits.shape.len() != 2 || logits.shape[1] == 0 || !matches!(target.dtype, DType::I64 | DType::I32) {
-            return Err(
-                "needs logits [rows, classes] with at least one class and targets [rows] of dtype i64 or i32".into()
-            );
+        let rows = rows(inputs, self.dim, true)?;
+        if !(0.0..=1.0).contains(&self.spec.smoothing) {
+            return Err(format!("label smoothing must be in 0..=1, got {}", self.spec.smoothing));
         }
-        if target.shape[..] != logits.shape[..1] {
-            return Err(format!("{} rows of logits need as many targets", logits.shape[0]));
-        }
-        Ok(smallvec![Output::new(Shape::new(), dtype), Output::statistic(&logits.shape[..1], dtype)])
+        Ok(smallvec![Output::new(loss_shape(&self.spec, &rows), dtype), Output::statistic(rows, dtype)])
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
         exec.run(Kernel::CrossEntropy {
-            logits: &inputs[0],
-            target: &inputs[1],
-            ignore: self.ignore,
-            mean: self.mean,
+            logits: &classes_last(&inputs[0], self.dim)?,
+            target: &self.target(&Spec::of(&inputs[0]), inputs[1].clone())?,
+            weight: inputs.get(2),
+            spec: self.spec,
             loss: &outputs[0],
-            lse: &outputs[1],
+            lse: Some(&outputs[1]),
         })
     }
 
-    fn saves(&self, _needs: &[bool]) -> Saves {
-        saves([Slot::In(0), Slot::In(1), Slot::Out(1)])
+    fn saves(&self, needs: &[bool]) -> Saves {
+        let by_weight = self.weight && needs[2];
+        let slots = [
+            (true, Slot::In(0)),
+            (needs[0] || by_weight, Slot::In(1)),
+            (self.weight, Slot::In(2)),
+            (true, Slot::Out(1)),
+        ];
+        saves(slots.into_iter().filter(|s| s.0).map(|s| s.1))
     }
 
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
-        let (exec, g) = (cx.exec(0), cx.grad0());
-        let logits = cx.saved(Slot::In(0))?;
-        let (target, lse) = (cx.saved(Slot::In(1))?, cx.saved(Slot::Out(1))?);
-        let out = exec.replace(&logits)?;
-        exec.run(Kernel::CrossEntropyGrad {
-            logits: &logits,
-            target: &target,
-            lse: &lse,
-            g: &g,
-            ignore: self.ignore,
-            mean: self.mean,
-            out: &out,
-        })?;
-        cx.set(0, out);
+        let (g, spec) = (cx.grad0(), self.spec);
+        let (logits, lse) = (cx.saved(Slot::In(0))?, cx.saved(Slot::Out(1))?);
+        let weight = if self.weight { Some(cx.saved(Slot::In(2))?) } else { None };
+        let (x, weight) = (classes_last(&logits, self.dim)?, weight.as_ref());
+        let by_weight = self.weight && cx.needs(2);
+        if cx.needs(1) {
+            let grad = cx.exec(1).empty_like(cx.input(1))?;
+            let out = classes_last(&grad, self.dim)?;
+            cx.exec(1).run(Kernel::CrossEntropyTargetGrad { logits: &x, weight, lse: &lse, g: &g, spec, out: &out })?;
+            cx.set(1, grad);
+        }
+        if !cx.needs(0) && !by_weight {
+            return Ok(());
+        }
+        let target = cx.saved(Slot::In(1))?;
+        let target = &self.target(cx.input(0), target)?;
+        if let Some(weight) = weight.filter(|_| by_weight) {
+            let out = cx.exec(2).empty_like(cx.input(2))?;
+            let lse = Some(&lse);
+            cx.exec(2).run(Kernel::CrossEntropyWeightGrad {
+                logits: &x,
+                target,
+                weight,
+                lse,
+                g: &g,
+                spec,
+                out: &out,
+            })?;
+            cx.set(2, out);
+        }
+        if cx.needs(0) {
+            drop(x);
+            let grad = cx.exec(0).replace(&logits)?;
+            let (logits, out) = (&classes_last(&logits, self.dim)?, &classes_last(&grad, self.dim)?);
+            cx.exec(0).run(Kernel::CrossEntropyGrad { logits, target, weight, lse: &lse, g: &g, spec, out })?;
+            cx.set(0, grad);
+        }
         Ok(())
     }
 
@@ -73,22 +157,147 @@ impl Rule for CrossEntropy {
     }
 
     fn samples() -> Vec<Sample> {
+        use LossReduction::*;
         let x = SampleInput::random;
         let t = SampleInput::integers;
-        let mean = CrossEntropy { ignore: -100, mean: true };
+        let p = |seed, shape: &[usize]| SampleInput::new(shape, SampleValues::Between { seed, low: 0.1, high: 0.9 });
+        let op = |reduction, smoothing, dim, weight| CrossEntropy {
+            spec: CrossEntropySpec { reduction, smoothing, ..CrossEntropySpec::default() },
+            dim,
+            weight,
+        };
+        let mean = op(Mean, 0.0, 1, false);
         let s = |name, logits, target| Sample::smooth(name, mean, [logits, target]);
         let far = SampleInput::floats(&[2, 3], &[-1e4, 0.0, 1e4, 300.0, -300.0, 0.0]);
-        vec![
+        let mut samples = vec![
             s("ordinary", x(1, &[3, 5]), t(&[3], &[0, 4, 2])),
             s("ignored rows", x(2, &[4, 3]), t(&[4], &[0, -100, 2, -100])),
             s("one class", x(3, &[3, 1]), t(&[3], &[0, 0, 0])),
             s("transposed", x(4, &[4, 6]).lying(SampleMemory::Transposed), t(&[4], &[5, 0, 1, 3])),
+            s("expanded", x(4, &[4, 6]).lying(SampleMemory::Expanded), t(&[4], &[5, 0, 1, 3])),
             s("many classes", x(5, &[2, 301]), t(&[2], &[300, 7])),
-            Sample::smooth("sum", CrossEntropy { mean: false, ..mean }, [x(6, &[3, 5]), t(&[3], &[0, 4, 2])]),
-            Sample::smooth("sum of no rows", CrossEntropy { mean: false, ..mean }, [x(7, &[0, 5]), t(&[0], &[])]),
+            s("images", x(5, &[2, 4, 3]), t(&[2, 3], &[3, 0, 1, -100, 2, 2])),
+            s("rank 5", x(5, &[2, 3, 1, 2, 1]), t(&[2, 1, 2, 1], &[2, 0, 1, 2])),
+            Sample::smooth("one row", op(Mean, 0.0, 0, false), [x(5, &[4]), t(&[], &[2])]),
+            Sample::smooth("sum", op(Sum, 0.0, 1, false), [x(6, &[3, 5]), t(&[3], &[0, 4, 2])]),
+            Sample::smooth("sum of no rows", op(Sum, 0.0, 1, false), [x(7, &[0, 5]), t(&[0], &[])]),
             Sample::kink("all ignored", mean, [x(8, &[2, 3]), t(&[2], &[-100, -100])]),
             Sample::kink("extreme", mean, [far, t(&[2], &[0, 1])]),
-        ]
+        ];
+        for reduction in [None, Sum, Mean] {
+            let (plain, full) = (op(reduction, 0.1, 1, false), op(reduction, 0.1, 1, true));
+            let targets = || t(&[2, 2], &[3, 0, -100, 2]);
+            samples.extend([
+                Sample::smooth("smoothed", plain, [x(1, &[2, 4, 2]), targets()]),
+                Sample::smooth("weighted", full, [x(2, &[2, 4, 2]), targets(), p(3, &[4])]),
+                Sample::smooth("distributions", plain, [x(4, &[2, 4, 2]), p(5, &[2, 4, 2])]),
+                Sample::smooth("weighted distributions", full, [x(6, &[3, 67]), p(7, &[3, 67]), p(8, &[67])]),
+                Sample::smooth(
+                    "last dimension",
+                    op(reduction, 0.0, 2, true),
+                    [x(9, &[2, 2, 4]), targets(), p(9, &[4])],
+                ),
+            ]);
+        }
+        samples
+    }
+}
+
+/// The loss of log-probabilities whose dimension `dim` are the classes, against class indices. Inputs as of
+/// [`CrossEntropy`]; `spec.smoothing` is 0.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NllLoss {
+    /// Ignored class and reduction.
+    pub spec: CrossEntropySpec,
+    /// The classes' dimension.
+    pub dim: usize,
+    /// Whether the classes are weighed.
+    pub weight: bool,
+}
+
+impl Rule for NllLoss {
+    fn name(&self) -> &'static str {
+        "nll_loss"
+    }
+
+    fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        let dtype = one_float_dtype(&inputs[..1])?;
+        let rows = rows(inputs, self.dim, false)?;
+        if self.spec.smoothing != 0.0 {
+            return Err("label smoothing belongs to cross_entropy, which takes logits".into());
+        }
+        Ok(one(Spec::new(loss_shape(&self.spec, &rows), dtype)))
+    }
+
+    fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
+        exec.run(Kernel::CrossEntropy {
+            logits: &classes_last(&inputs[0], self.dim)?,
+            target: &inputs[1],
+            weight: inputs.get(2),
+            spec: self.spec,
+            loss: &outputs[0],
+            lse: None,
+        })
+    }
+
+    fn saves(&self, needs: &[bool]) -> Saves {
+        let by_weight = self.weight && needs[2];
+        let slots = [(by_weight, Slot::In(0)), (true, Slot::In(1)), (self.weight, Slot::In(2))];
+        saves(slots.into_iter().filter(|s| s.0).map(|s| s.1))
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
+        let (g, spec, target) = (&cx.grad0(), self.spec, &cx.saved(Slot::In(1))?);
+        let weight = if self.weight { Some(cx.saved(Slot::In(2))?) } else { None };
+        if let Some(weight) = weight.as_ref().filter(|_| self.weight && cx.needs(2)) {
+            let logits = &classes_last(&cx.saved(Slot::In(0))?, self.dim)?;
+            let out = cx.exec(2).empty_like(cx.input(2))?;
+            cx.exec(2).run(Kernel::CrossEntropyWeightGrad { logits, target, weight, lse: None, g, spec, out: &out })?;
+            cx.set(2, out);
+        }
+        if cx.needs(0) {
+            let grad = cx.exec(0).empty_like(cx.input(0))?;
+            let out = &classes_last(&grad, self.dim)?;
+            cx.exec(0).run(Kernel::NllLossGrad { target, weight: weight.as_ref(), g, spec, out })?;
+            cx.set(0, grad);
+        }
+        Ok(())
+    }
+
+    fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {
+        let rows = inputs[1].len() as u64;
+        Cost { flops: 2 * rows, traffic: rows * inputs[0].dtype.size() as u64 + Cost::touched(&inputs[1..], outputs) }
+    }
+
+    fn samples() -> Vec<Sample> {
+        use LossReduction::*;
+        let x = SampleInput::random;
+        let t = SampleInput::integers;
+        let w = |seed, n: usize| SampleInput::new(&[n], SampleValues::Between { seed, low: 0.1, high: 0.9 });
+        let op = |reduction, dim, weight| NllLoss {
+            spec: CrossEntropySpec { reduction, ..CrossEntropySpec::default() },
+            dim,
+            weight,
+        };
+        let mut samples = vec![
+            Sample::smooth("one row", op(Mean, 0, false), [x(1, &[4]), t(&[], &[2])]),
+            Sample::smooth("no rows", op(Sum, 1, false), [x(2, &[0, 5]), t(&[0], &[])]),
+            Sample::smooth("rank 5", op(Mean, 1, false), [x(3, &[2, 3, 1, 2, 1]), t(&[2, 1, 2, 1], &[2, 0, 1, 2])]),
+            Sample::kink("all ignored", op(Mean, 1, false), [x(4, &[2, 3]), t(&[2], &[-100, -100])]),
+        ];
+        for reduction in [None, Sum, Mean] {
+            let (plain, full) = (op(reduction, 1, false), op(reduction, 1, true));
+            samples.extend([
+                Sample::smooth("ordinary", plain, [x(1, &[3, 5]), t(&[3], &[0, 4, -100])]),
+                Sample::smooth("weighted", full, [x(2, &[2, 4, 2]), t(&[2, 2], &[3, 0, -100, 2]), w(3, 4)]),
+                Sample::smooth(
+                    "strided",
+                    plain,
+                    [x(4, &[4, 6]).lying(SampleMemory::Transposed), t(&[4], &[5, 0, 1, 3])],
+                ),
+            ]);
+        }
+        samples
     }
 }
 
@@ -96,19 +305,28 @@ impl Var {
     /// Mean cross-entropy of logits `[.., classes]` against class indices `[..]`; rows whose target is `ignore` don't
     /// count (-100 is usual). Backward reads the logits, the targets and the log-sum-exp.
     pub fn cross_entropy(&self, target: &Var, ignore: i64) -> Result<Var> {
-        self.cross_entropy_with(target, CrossEntropy { ignore, mean: true })
+        self.cross_entropy_with(target, None, -1, CrossEntropySpec { ignore, ..CrossEntropySpec::default() })
     }
 
-    /// As [`cross_entropy`](Var::cross_entropy), with the sum over rows in place of the mean where asked.
-    pub fn cross_entropy_with(&self, target: &Var, op: CrossEntropy) -> Result<Var> {
-        let shape = self.shape();
-        match shape.split_last() {
-            Some((&classes, rows)) if shape.len() != 2 && target.shape()[..] == *rows => {
-                let rows: usize = rows.iter().product();
-                let logits = self.reshape(&[rows, classes])?;
-                logits.apply(op, &[&target.reshape(&[rows])?])
-            }
-            _ => self.apply(op, &[target]),
-        }
+    /// Cross-entropy with the classes in dimension `dim` (1 for PyTorch's `[N, C, d1, ..]`), against class indices of
+    /// the shape without it or distributions of the logits' shape, with a weight for each class.
+    pub fn cross_entropy_with(
+        &self,
+        target: &Var,
+        weight: Option<&Var>,
+        dim: isize,
+        spec: CrossEntropySpec,
+    ) -> Result<Var> {
+        let dim = dimension(dim, self.shape().len()).map_err(|reason| self.invalid("cross_entropy", reason))?;
+        let others: SmallVec<[&Var; 2]> = std::iter::once(target).chain(weight).collect();
+        self.apply(CrossEntropy { spec, dim, weight: weight.is_some() }, &others)
+    }
+
+    /// The negative log-likelihood of class indices under log-probabilities (`self`) with the classes in dimension `dim`.
+    /// Backward reads the targets and the weights.
+    pub fn nll_loss(&self, target: &Var, weight: Option<&Var>, dim: isize, spec: CrossEntropySpec) -> Result<Var> {
+        let dim = dimension(dim, self.shape().len()).map_err(|reason| self.invalid("nll_loss", reason))?;
+        let others: SmallVec<[&Var; 2]> = std::iter::once(target).chain(weight).collect();
+        self.apply(NllLoss { spec, dim, weight: weight.is_some() }, &others)
     }
 }

@@ -53,7 +53,7 @@ impl Rule for LayerNorm {
             bias: self.bias.then(|| &inputs[self.bias_input()]),
             eps: self.eps,
             out: &outputs[0],
-            mean: &outputs[1],
+            mean: Some(&outputs[1]),
             rstd: &outputs[2],
         })
     }
@@ -89,7 +89,7 @@ impl Rule for LayerNorm {
             let dbias = need_bias.then(|| grad(self.bias_input())).transpose()?;
             cx.exec(0).run(Kernel::LayerNormParamGrad {
                 x: &x,
-                mean: &mean,
+                mean: Some(&mean),
                 rstd: &rstd,
                 g: &g,
                 dweight: dweight.as_ref(),
@@ -105,7 +105,7 @@ impl Rule for LayerNorm {
             let exec = cx.exec(0);
             let weight = if self.weight { Some(cx.saved(Slot::In(1))?) } else { None };
             let out = exec.replace(&g)?;
-            let (weight, mean, rstd) = (weight.as_ref(), &mean, &rstd);
+            let (weight, mean, rstd) = (weight.as_ref(), Some(&mean), &rstd);
             exec.run(Kernel::LayerNormGrad { x: &x, weight, mean, rstd, g: &g, out: &out })?;
             cx.set(0, out);
         }
@@ -150,5 +150,44 @@ impl Var {
         let op = LayerNorm { eps, weight: weight.is_some(), bias: bias.is_some() };
         let others: SmallVec<[&Var; 2]> = weight.into_iter().chain(bias).collect();
         self.apply(op, &others)
+    }
+
+    /// Layer norm over the last dimensions, those of `normalized_shape`; `weight` and `bias` have this shape.
+    pub fn layer_norm_over(
+        &self,
+        normalized_shape: &[usize],
+        weight: Option<&Var>,
+        bias: Option<&Var>,
+        eps: f64,
+    ) -> Result<Var> {
+        let (x, [weight, bias]) = self.flat_for_norm("layer_norm", normalized_shape, [weight, bias])?;
+        x.layer_norm(weight.as_ref(), bias.as_ref(), eps)?.reshape(&self.shape())
+    }
+
+    /// The dimensions of `normalized_shape` as one, here and in the parameters.
+    pub(crate) fn flat_for_norm<const P: usize>(
+        &self,
+        op: &'static str,
+        normalized_shape: &[usize],
+        parameters: [Option<&Var>; P],
+    ) -> Result<(Var, [Option<Var>; P])> {
+        let shape = self.shape();
+        if normalized_shape.is_empty() || !shape.ends_with(normalized_shape) {
+            let reason = format!("the normalised shape {normalized_shape:?} must be the last dimensions, at least one");
+            return Err(self.invalid(op, reason));
+        }
+        let mut flat = [const { None }; P];
+        for (flat, p) in flat.iter_mut().zip(parameters) {
+            if let Some(p) = p {
+                if p.shape()[..] != *normalized_shape {
+                    let reason = format!("weight and bias must be {normalized_shape:?}, got {:?}", p.shape());
+                    return Err(self.invalid(op, reason));
+                }
+                *flat = Some(p.reshape(&[normalized_shape.iter().product::<usize>()])?);
+            }
+        }
+        let mut rows = shape[..shape.len() - normalized_shape.len()].to_vec();
+        rows.push(normalized_shape.iter().product());
+        Ok((self.reshape(&rows)?, flat))
     }
 }

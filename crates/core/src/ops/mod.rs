@@ -481,6 +481,7 @@ pub mod attention;
 pub mod binary;
 pub mod causal_mask;
 pub mod clamp;
+pub mod conv;
 pub mod copy;
 pub mod cross_entropy;
 pub mod dropout;
@@ -488,14 +489,18 @@ pub mod embedding;
 pub mod flip;
 pub mod gather;
 pub mod glu;
+pub mod group_norm;
 pub mod index;
 pub mod join;
 pub mod layer_norm;
+pub mod loss;
 pub mod matmul;
 pub mod max_index;
 pub mod pad;
+pub mod pool;
 pub mod reduce;
 pub mod repeat;
+pub mod rms_norm;
 pub mod roll;
 pub mod scan;
 pub mod softmax;
@@ -524,7 +529,14 @@ registry! {
     attention::Attention,
     layer_norm::LayerNorm,
     embedding::Embedding,
+    rms_norm::RmsNorm,
+    group_norm::GroupNorm,
     cross_entropy::CrossEntropy,
+    cross_entropy::NllLoss,
+    loss::LossOp,
+    conv::Conv2d,
+    pool::MaxPool2d,
+    pool::AvgPool2d,
     view::Reshape,
     view::Permute,
     view::Expand,

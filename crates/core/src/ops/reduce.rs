@@ -290,4 +290,8 @@ impl Var {
     pub fn vector_norm(&self, ord: f64, dims: &[isize], keepdim: bool) -> Result<Var> {
         self.reduce(Reduction::Of(Reduce::Norm { ord }), dims, keepdim)
     }
+    /// x / max(norm of order `ord` over `dim`, eps): by vectors of that norm. Backward reads x and the norms.
+    pub fn normalize(&self, ord: f64, dim: isize, eps: f64) -> Result<Var> {
+        self.div(&self.vector_norm(ord, &[dim], true)?.clamp(eps, f64::INFINITY)?)
+    }
 }

@@ -1,0 +1,126 @@
+//! Elementwise losses and their derivatives, as [`Loss`] gives them.
+
+use crate::exec::Exec;
+use crate::math::Float;
+use crate::view::{BLOCK, Nest, Span, for_float, lanes};
+use retape_core::kernel::Loss;
+use retape_core::{Result, Tensor};
+
+/// out = an expression in the elements of the named tensors.
+macro_rules! map {
+    ($exec:expr, $t:ty, $out:expr, |$($name:ident),+| $value:expr) => {{
+        let out = Span::<$t>::of($out);
+        let spans = [$(Span::<$t>::of($name)),+];
+        Nest::new([$out, $($name),+]).for_each_run::<$t>($exec, COST, #[inline(always)] |run| {
+            let o = run.of(0, out);
+            let mut k = 0;
+            $(k += 1; let $name = run.of(k, spans[k - 1]);)+
+            for i in (0..run.len).step_by(BLOCK) {
+                $(let $name = $name.load::<BLOCK>(i, <$t>::ONE);)+
+                o.store(i, lanes!(j => { $(let $name = $name[j];)+ $value }));
+            }
+        });
+    }};
+}
+
+/// Time of one element in plain additions.
+const COST: usize = 4;
+
+/// Prediction, target, and the weight of the positives.
+type Operands<'a> = (&'a Tensor, &'a Tensor, Option<&'a Tensor>);
+
+/// ln(1 + e^x), without overflow or cancellation.
+#[inline(always)]
+fn softplus<T: Float>(x: T) -> T {
+    x.larger(T::ZERO) + Float::ln_1p(Float::exp(-x.magnitude()))
+}
+
+/// -1, 0 or 1 as d; NaN stays.
+#[inline(always)]
+fn sign<T: Float>(d: T) -> T {
+    if d > T::ZERO {
+        T::ONE
+    } else if d < T::ZERO {
+        -T::ONE
+    } else {
+        d * T::ZERO
+    }
+}
+
+/// t ln t, 0 at 0.
+#[inline(always)]
+fn entropy<T: Float>(t: T) -> T {
+    if t == T::ZERO { T::ZERO } else { t * Float::ln(t) }
+}
+
+/// out = f(x, t).
+pub(crate) fn loss(exec: &Exec, f: Loss, (x, t, weight): Operands<'_>, out: &Tensor) -> Result<()> {
+    for_float!("loss", x.dtype(), T => {
+        let (one, half) = (T::ONE, T::of(0.5));
+        match (f, weight) {
+            (Loss::Squared, _) => map!(exec, T, out, |x, t| (x - t) * (x - t)),
+            (Loss::Absolute, _) => map!(exec, T, out, |x, t| (x - t).magnitude()),
+            (Loss::SmoothL1(beta), _) => {
+                let beta = T::of(beta);
+                map!(exec, T, out, |x, t| {
+                    let d = (x - t).magnitude();
+                    if d < beta { half * d * d / beta } else { d - half * beta }
+                })
+            }
+            (Loss::Huber(delta), _) => {
+                let delta = T::of(delta);
+                map!(exec, T, out, |x, t| {
+                    let d = (x - t).magnitude();
+                    if d <= delta { half * d * d } else { delta * (d - half * delta) }
+                })
+            }
+            (Loss::KlDivergence, _) => map!(exec, T, out, |x, t| entropy(t) - t * x),
+            (Loss::KlDivergenceLog, _) => map!(exec, T, out, |x, t| Float::exp(t) * (t - x)),
+            (Loss::BinaryLogits, None) => map!(exec, T, out, |x, t| (one - t) * x + softplus(-x)),
+            (Loss::BinaryLogits, Some(w)) => {
+                map!(exec, T, out, |x, t, w| (one - t) * x + ((w - one) * t + one) * softplus(-x))
+            }
+        }
+    });
+    Ok(())
+}
+
+/// out = g times the derivative by operand `by`.
+pub(crate) fn loss_grad(
+    exec: &Exec,
+    f: Loss,
+    by: usize,
+    (x, t, weight): Operands<'_>,
+    g: &Tensor,
+    out: &Tensor,
+) -> Result<()> {
+    for_float!("loss_grad", g.dtype(), T => {
+        let one = T::ONE;
+        // By the target it is the opposite, where the loss is a function of x - t.
+        let toward = if by == 0 { one } else { -one };
+        match (f, by, weight) {
+            (Loss::Squared, ..) => map!(exec, T, out, |x, t, g| g * toward * (x - t + (x - t))),
+            (Loss::Absolute, ..) => map!(exec, T, out, |x, t, g| g * toward * sign(x - t)),
+            (Loss::SmoothL1(beta), ..) => {
+                let beta = T::of(beta);
+                map!(exec, T, out, |x, t, g| g * toward * ((x - t) / beta).limit(-one, one))
+            }
+            (Loss::Huber(delta), ..) => {
+                let delta = T::of(delta);
+                map!(exec, T, out, |x, t, g| g * toward * (x - t).limit(-delta, delta))
+            }
+            (Loss::KlDivergence, 0, _) => map!(exec, T, out, |t, g| -g * t),
+            (Loss::KlDivergence, ..) => map!(exec, T, out, |x, t, g| g * (Float::ln(t) + one - x)),
+            (Loss::KlDivergenceLog, 0, _) => map!(exec, T, out, |t, g| -g * Float::exp(t)),
+            (Loss::KlDivergenceLog, ..) => map!(exec, T, out, |x, t, g| g * Float::exp(t) * (t - x + one)),
+            (Loss::BinaryLogits, 0, None) => map!(exec, T, out, |x, t, g| g * (x.sigmoid() - t)),
+            (Loss::BinaryLogits, 0, Some(w)) => {
+                map!(exec, T, out, |x, t, w, g| g * (((w - one) * t + one) * x.sigmoid() - w * t))
+            }
+            (Loss::BinaryLogits, 1, Some(w)) => map!(exec, T, out, |x, w, g| g * ((w - one) * softplus(-x) - x)),
+            (Loss::BinaryLogits, 1, None) => map!(exec, T, out, |x, g| -g * x),
+            (Loss::BinaryLogits, ..) => map!(exec, T, out, |x, t, g| g * t * softplus(-x)),
+        }
+    });
+    Ok(())
+}

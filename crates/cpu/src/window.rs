@@ -1,0 +1,262 @@
+//! Windows over planes: columns for convolutions (im2col and its transpose) and pooling. A task owns planes, so every
+//! sum is made by one task in a fixed order.
+
+use crate::exec::Exec;
+use crate::math::Float;
+use crate::view::{Span, for_float, unsupported};
+use retape_core::kernel::{PoolDivisor, Window};
+use retape_core::{DType, Result, Tensor};
+
+/// A tensor `[n, channels, height, width]` of any strides.
+#[derive(Debug, Clone, Copy)]
+struct Planes<T> {
+    span: Span<T>,
+    strides: [usize; 4],
+    channels: usize,
+    count: usize,
+    size: [usize; 2],
+}
+
+impl<T: Copy + Default> Planes<T> {
+    fn of(tensor: &Tensor) -> Planes<T> {
+        let shape = tensor.shape();
+        Planes {
+            span: Span::of(tensor),
+            strides: std::array::from_fn(|d| tensor.layout().strides[d]),
+            channels: shape[1],
+            count: shape[0] * shape[1],
+            size: [shape[2], shape[3]],
+        }
+    }
+
+    /// Row `y` of a plane.
+    #[inline(always)]
+    fn row(&self, plane: usize, y: usize) -> Span<T> {
+        let start =
+            plane / self.channels * self.strides[0] + plane % self.channels * self.strides[1] + y * self.strides[2];
+        self.span.part(start, self.size[1], self.strides[3])
+    }
+}
+
+/// Along dimension `d`, the outputs `0 .. outputs` that see an element of `size` at place `k` of the window.
+#[inline(always)]
+fn inside(w: &Window, d: usize, k: usize, size: usize, outputs: usize) -> std::ops::Range<usize> {
+    let (shift, before, stride) = (k * w.dilation[d], w.before[d], w.stride[d]);
+    let first = before.saturating_sub(shift).div_ceil(stride).min(outputs);
+    let end = (size + before).saturating_sub(shift).div_ceil(stride).min(outputs);
+    first..end.max(first)
+}
+
+/// Where output `o` sees at place `k` along dimension `d`, if inside (see [`inside`]).
+#[inline(always)]
+fn at(w: &Window, d: usize, k: usize, o: usize) -> usize {
+    o * w.stride[d] + k * w.dilation[d] - w.before[d]
+}
+
+/// The places of the window along dimension `d` at which output `o` sees an element of `size`.
+#[inline(always)]
+fn seen(w: &Window, d: usize, o: usize, size: usize) -> std::ops::Range<usize> {
+    let (start, before, dilation) = (o * w.stride[d], w.before[d], w.dilation[d]);
+    let first = before.saturating_sub(start).div_ceil(dilation).min(w.kernel[d]);
+    let end = (size + before).saturating_sub(start).div_ceil(dilation).min(w.kernel[d]);
+    first..end.max(first)
+}
+
+/// Columns: see [`retape_core::Kernel::Im2col`].
+pub(crate) fn im2col(exec: &Exec, x: &Tensor, w: Window, out: &Tensor) -> Result<()> {
+    let (oh, ow) = (out.shape()[4], out.shape()[5]);
+    let places = w.kernel[0] * w.kernel[1];
+    for_float!("im2col", x.dtype(), T => {
+        let (xs, outs) = (Planes::<T>::of(x), Span::<T>::of(out));
+        // A task is a place of the window over one plane.
+        exec.run::<T>(xs.count * places, out.len(), #[inline(always)] |task| {
+            let (plane, ky, kx) = (task / places, task % places / w.kernel[1], task % w.kernel[1]);
+            let target = outs.sub(task * oh * ow, oh * ow);
+            let (ys, cols) = (inside(&w, 0, ky, xs.size[0], oh), inside(&w, 1, kx, xs.size[1], ow));
+            for y in 0..oh {
+                let row = target.sub(y * ow, ow);
+                if !ys.contains(&y) || cols.is_empty() {
+                    row.fill(T::ZERO);
+                    continue;
+                }
+                row.sub(0, cols.start).fill(T::ZERO);
+                row.sub(cols.end, ow - cols.end).fill(T::ZERO);
+                let source = xs.row(plane, at(&w, 0, ky, y));
+                let first = at(&w, 1, kx, cols.start);
+                row.sub(cols.start, cols.len()).copy_from(source.every(first, cols.len(), w.stride[1]));
+            }
+        });
+    });
+    Ok(())
+}
+
+/// The transpose of columns.
+pub(crate) fn col2im(exec: &Exec, cols: &Tensor, w: Window, out: &Tensor) -> Result<()> {
+    let (oh, ow) = (cols.shape()[4], cols.shape()[5]);
+    let places = w.kernel[0] * w.kernel[1];
+    for_float!("col2im", out.dtype(), T => {
+        let (outs, columns) = (Planes::<T>::of(out), Span::<T>::of(cols));
+        exec.run::<T>(outs.count, cols.len(), #[inline(always)] |plane| {
+            for y in 0..outs.size[0] {
+                outs.row(plane, y).fill(T::ZERO);
+            }
+            for place in 0..places {
+                let (ky, kx) = (place / w.kernel[1], place % w.kernel[1]);
+                let source = columns.sub((plane * places + place) * oh * ow, oh * ow);
+                let range = inside(&w, 1, kx, outs.size[1], ow);
+                for y in inside(&w, 0, ky, outs.size[0], oh) {
+                    let row = outs.row(plane, at(&w, 0, ky, y));
+                    for x in range.clone() {
+                        let i = at(&w, 1, kx, x);
+                        row.set(i, row.get(i) + source.get(y * ow + x));
+                    }
+                }
+            }
+        });
+    });
+    Ok(())
+}
+
+/// Integers that may be i64 or i32.
+#[derive(Debug, Clone, Copy)]
+enum Indices {
+    Wide(Planes<i64>),
+    Narrow(Planes<i32>),
+}
+
+impl Indices {
+    fn of(kernel: &'static str, tensor: &Tensor) -> Result<Indices> {
+        match tensor.dtype() {
+            DType::I64 => Ok(Indices::Wide(Planes::of(tensor))),
+            DType::I32 => Ok(Indices::Narrow(Planes::of(tensor))),
+            other => Err(unsupported(kernel, other)),
+        }
+    }
+    #[inline(always)]
+    fn put(&self, plane: usize, y: usize, x: usize, value: i64) {
+        match self {
+            Indices::Wide(p) => p.row(plane, y).set(x, value),
+            Indices::Narrow(p) => p.row(plane, y).set(x, value as i32),
+        }
+    }
+    #[inline(always)]
+    fn get(&self, plane: usize, y: usize, x: usize) -> i64 {
+        match self {
+            Indices::Wide(p) => p.row(plane, y).get(x),
+            Indices::Narrow(p) => p.row(plane, y).get(x) as i64,
+        }
+    }
+}
+
+pub(crate) fn max_pool(exec: &Exec, x: &Tensor, w: Window, out: &Tensor, index: &Tensor) -> Result<()> {
+    for_float!("max_pool", x.dtype(), T => {
+        let (xs, outs, indices) = (Planes::<T>::of(x), Planes::<T>::of(out), Indices::of("max_pool", index)?);
+        exec.run::<T>(outs.count, out.len() * w.kernel[0] * w.kernel[1], #[inline(always)] |plane| {
+            for oy in 0..outs.size[0] {
+                for ox in 0..outs.size[1] {
+                    // A window that sees nothing: -inf, and an index that is none.
+                    let (mut largest, mut place) = (-T::INFINITY, -1);
+                    for ky in seen(&w, 0, oy, xs.size[0]) {
+                        let y = at(&w, 0, ky, oy);
+                        let row = xs.row(plane, y);
+                        for kx in seen(&w, 1, ox, xs.size[1]) {
+                            let x = at(&w, 1, kx, ox);
+                            let v = row.get(x);
+                            if place < 0 || v > largest || v.partial_cmp(&v).is_none() {
+                                (largest, place) = (v, (y * xs.size[1] + x) as i64);
+                            }
+                        }
+                    }
+                    outs.row(plane, oy).set(ox, largest);
+                    indices.put(plane, oy, ox, place);
+                }
+            }
+        });
+    });
+    Ok(())
+}
+
+pub(crate) fn max_pool_grad(exec: &Exec, index: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
+    for_float!("max_pool_grad", g.dtype(), T => {
+        let (gs, outs, indices) = (Planes::<T>::of(g), Planes::<T>::of(out), Indices::of("max_pool_grad", index)?);
+        exec.run::<T>(outs.count, g.len() + out.len(), #[inline(always)] |plane| {
+            for y in 0..outs.size[0] {
+                outs.row(plane, y).fill(T::ZERO);
+            }
+            for oy in 0..gs.size[0] {
+                for ox in 0..gs.size[1] {
+                    if let Ok(place) = usize::try_from(indices.get(plane, oy, ox)) {
+                        let (row, x) = (outs.row(plane, place / outs.size[1]), place % outs.size[1]);
+                        row.set(x, row.get(x) + gs.row(plane, oy).get(ox));
+                    }
+                }
+            }
+        });
+    });
+    Ok(())
+}
+
+/// Along dimension `d`, how many elements of the input of `size` and of its padding output `o` sees.
+#[inline(always)]
+fn padded(w: &Window, d: usize, o: usize, size: usize) -> usize {
+    let start = o * w.stride[d];
+    (start + w.kernel[d]).min(size + 2 * w.before[d]).saturating_sub(start)
+}
+
+/// What output (y, x) is divided by.
+#[inline(always)]
+fn count(w: &Window, divisor: PoolDivisor, (y, x): (usize, usize), size: [usize; 2]) -> f64 {
+    match divisor {
+        PoolDivisor::Inside => (seen(w, 0, y, size[0]).len() * seen(w, 1, x, size[1]).len()) as f64,
+        PoolDivisor::Padded => (padded(w, 0, y, size[0]) * padded(w, 1, x, size[1])) as f64,
+        PoolDivisor::Fixed(n) => n as f64,
+    }
+}
+
+pub(crate) fn avg_pool(exec: &Exec, x: &Tensor, (w, divisor): (Window, PoolDivisor), out: &Tensor) -> Result<()> {
+    for_float!("avg_pool", x.dtype(), T => {
+        let (xs, outs) = (Planes::<T>::of(x), Planes::<T>::of(out));
+        exec.run::<T>(outs.count, out.len() * w.kernel[0] * w.kernel[1], #[inline(always)] |plane| {
+            for oy in 0..outs.size[0] {
+                for ox in 0..outs.size[1] {
+                    let (columns, mut sum) = (seen(&w, 1, ox, xs.size[1]), T::ZERO);
+                    for ky in seen(&w, 0, oy, xs.size[0]) {
+                        let row = xs.row(plane, at(&w, 0, ky, oy));
+                        for kx in columns.clone() {
+                            sum += row.get(at(&w, 1, kx, ox));
+                        }
+                    }
+                    let nothing = seen(&w, 0, oy, xs.size[0]).is_empty() || columns.is_empty();
+                    let mean = sum / T::of(count(&w, divisor, (oy, ox), xs.size));
+                    outs.row(plane, oy).set(ox, if nothing { T::ZERO } else { mean });
+                }
+            }
+        });
+    });
+    Ok(())
+}
+
+pub(crate) fn avg_pool_grad(exec: &Exec, g: &Tensor, (w, divisor): (Window, PoolDivisor), out: &Tensor) -> Result<()> {
+    for_float!("avg_pool_grad", g.dtype(), T => {
+        let (gs, outs) = (Planes::<T>::of(g), Planes::<T>::of(out));
+        exec.run::<T>(outs.count, g.len() * w.kernel[0] * w.kernel[1], #[inline(always)] |plane| {
+            for y in 0..outs.size[0] {
+                outs.row(plane, y).fill(T::ZERO);
+            }
+            for oy in 0..gs.size[0] {
+                for ox in 0..gs.size[1] {
+                    let share = gs.row(plane, oy).get(ox) / T::of(count(&w, divisor, (oy, ox), outs.size));
+                    let columns = seen(&w, 1, ox, outs.size[1]);
+                    for ky in seen(&w, 0, oy, outs.size[0]) {
+                        let row = outs.row(plane, at(&w, 0, ky, oy));
+                        for kx in columns.clone() {
+                            let x = at(&w, 1, kx, ox);
+                            row.set(x, row.get(x) + share);
+                        }
+                    }
+                }
+            }
+        });
+    });
+    Ok(())
+}
