@@ -995,7 +995,7 @@ fn wrong_use_is_an_error_that_says_what_is_right() {
     for scale in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         says(q.attention(&q, &q, scale, true, 0.0).unwrap_err(), &["attention", "positive", &scale.to_string()]);
     }
-    let column = x.narrow(0, 0, 1).unwrap().sum().unwrap().expand(&[1 << 40, 1]).unwrap();
+    let column = x.narrow(0, 0, 1).unwrap().sum().unwrap().expand(&[1usize << 40, 1]).unwrap();
     says(column.matmul(&column.transpose(0, 1).unwrap()).unwrap_err(), &["ffn.matmul", "elements"]);
     says(x.split(0, &[usize::MAX, 4]).unwrap_err(), &["ffn.split", "add up"]);
     let ids = tape.constant(&Tensor::from_slice(&device, &[2], &[0i64, 3]).unwrap()).unwrap();

@@ -30,6 +30,7 @@ impl Rule for ClampBetween {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(1 + self.low as usize + self.high as usize, inputs)?;
         let dtype = one_float_dtype(inputs)?;
         if inputs.len() == 1 {
             return Err("needs a lower bound, an upper bound, or both".into());

@@ -81,6 +81,7 @@ impl Rule for Conv2d {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(2 + self.bias as usize, inputs)?;
         let dtype = one_float_dtype(inputs)?;
         let (x, w) = (&inputs[0].shape, &inputs[1].shape);
         if x.len() != 4 || w.len() != 4 {

@@ -80,7 +80,7 @@ impl Rule for CrossEntropy {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
-        takes(2, inputs)?;
+        takes(2 + self.weight as usize, inputs)?;
         let dtype = one_float_dtype(&inputs[..1])?;
         let rows = rows(inputs, self.dim, true)?;
         if !(0.0..=1.0).contains(&self.spec.smoothing) {
@@ -221,6 +221,7 @@ impl Rule for NllLoss {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(2 + self.weight as usize, inputs)?;
         let dtype = one_float_dtype(&inputs[..1])?;
         let rows = rows(inputs, self.dim, false)?;
         if self.spec.smoothing != 0.0 {

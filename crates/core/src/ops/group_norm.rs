@@ -49,6 +49,7 @@ impl Rule for GroupNorm {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(1 + self.weight as usize + self.bias as usize, inputs)?;
         let dtype = one_float_dtype(inputs)?;
         let x = &inputs[0].shape;
         if x.len() < 2 {

@@ -33,6 +33,7 @@ impl Rule for LossOp {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(2 + self.weight as usize, inputs)?;
         let dtype = one_float_dtype(inputs)?;
         if let Loss::SmoothL1(width) | Loss::Huber(width) = self.f
             && (width.is_nan() || width <= 0.0)

@@ -28,6 +28,7 @@ impl Rule for MaxIndex {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(1, inputs)?;
         let dtype = one_float_dtype(inputs)?;
         let x = &inputs[0].shape;
         match x.get(self.dim) {

@@ -80,6 +80,7 @@ impl Rule for MaxPool2d {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(1, inputs)?;
         let dtype = one_float_dtype(inputs)?;
         let shape = self.pool.output(&inputs[0])?;
         if i32::try_from(inputs[0].shape[2] * inputs[0].shape[3]).is_err() {
@@ -142,6 +143,7 @@ impl Rule for AvgPool2d {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(1, inputs)?;
         let dtype = one_float_dtype(inputs)?;
         if self.divisor == PoolDivisor::Fixed(0) {
             return Err("the divisor must not be 0".into());

@@ -24,6 +24,7 @@ impl Rule for RmsNorm {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(1 + self.weight as usize, inputs)?;
         let dtype = one_float_dtype(inputs)?;
         let x = &inputs[0].shape;
         let Some((&n, rows)) = x.split_last() else {

@@ -24,6 +24,7 @@ impl Rule for ScanOp {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(1, inputs)?;
         one_float_dtype(inputs)?;
         let rank = inputs[0].shape.len();
         if self.dim >= rank || self.f == Scan::SumToEnd {

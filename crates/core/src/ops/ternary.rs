@@ -25,6 +25,7 @@ impl Rule for TernaryOp {
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
+        takes(3, inputs)?;
         if matches!(self.0, Ternary::PowGradBase | Ternary::PowGradExponent) {
             return Err("this function is a gradient and has none of its own; use pow".into());
         }
