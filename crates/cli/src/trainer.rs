@@ -4,7 +4,7 @@ use crate::error::{Failure, Result};
 use crate::policy::NamedPolicy;
 use retape::nn::data::{Batch, Batches, ByteText};
 use retape::nn::{AdamW, Gpt, GptConfig, Parameter, clip_grad_norm};
-use retape::prelude::{AdamWConfig, Device, Tape, TapeOptions, Tensor};
+use retape::prelude::{AdamWConfig, DType, Device, Kind, Tape, TapeOptions, Tensor};
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,15 @@ impl Batcher {
     /// Batches of the built-in text.
     pub fn built_in(config: &GptConfig, seed: u64) -> Result<Batcher> {
         Batcher::new(&ByteText::moby_dick(), config, seed)
+    }
+
+    /// The built-in text's first batch. On the meta device only its shape, of any size: no text is as long.
+    pub fn first(device: &Device, config: &GptConfig, seed: u64) -> Result<(Tensor, Tensor)> {
+        if device.computes() {
+            return Batcher::built_in(config, seed)?.tensors(device, 0);
+        }
+        let input = || Tensor::uninit(device, &[config.batch, config.seq], DType::I64, Kind::Input);
+        Ok((input()?, input()?))
     }
 
     /// Tokens and targets of a training step.
