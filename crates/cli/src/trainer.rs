@@ -147,6 +147,20 @@ impl Trainer {
         Ok(Trained { loss: value, time: start.elapsed(), peak_bytes: device.meter().step_peak() })
     }
 
+    /// Fails where a parameter holds an infinity or NaN: a last update may have made it, which no gradient has shown yet.
+    pub fn check_finite(&self) -> Result<()> {
+        for parameter in &self.parameters {
+            if parameter.tensor().to_f64_vec()?.iter().any(|x| !x.is_finite()) {
+                return Err(Failure::other(format!(
+                    "parameter `{}` holds an infinity or NaN after step {}; take a lower --lr",
+                    parameter.name(),
+                    self.done
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// The mean loss on the first batches of a text, without dropout and without saving anything for backward.
     pub fn validate(&mut self, text: &Batcher) -> Result<f64> {
         let device = self.parameters[0].device();
