@@ -4,6 +4,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use retape::policy::{PRESETS, Rule, parse_bytes};
 use retape::{DType, nn::AttentionForm, nn::GptConfig};
 use std::path::PathBuf;
+use std::str::FromStr;
 
 /// Tape-based autodiff with value-level marks: keep, recompute or int8, and what each costs.
 #[derive(Debug, Parser)]
@@ -105,13 +106,13 @@ pub struct Common {
     #[arg(long, global = true, value_name = "DEVICE", default_value = "cpu", value_parser = parse_device)]
     pub device: DeviceKind,
     /// Threads of the CPU device [default: what the machine offers]
-    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, global = true, value_name = "N", value_parser = parse_threads, allow_negative_numbers = true)]
     pub threads: Option<u16>,
     /// Seed of parameters, data order and dropout [default: 0]
-    #[arg(long, global = true, value_name = "N")]
+    #[arg(long, global = true, value_name = "N", value_parser = parse_whole::<u64>, allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// Hard limit over all tensor bytes, 512MiB or 1.5GB [default: none]
-    #[arg(long, global = true, value_name = "BYTES", value_parser = parse_bytes)]
+    #[arg(long, global = true, value_name = "BYTES", value_parser = parse_bytes, allow_negative_numbers = true)]
     pub memory_limit: Option<u64>,
 }
 
@@ -139,25 +140,25 @@ pub struct ModelArgs {
     #[arg(long, value_name = "NAME", value_parser = parse_model)]
     pub model: Option<String>,
     /// Blocks
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_whole::<usize>, allow_negative_numbers = true)]
     pub layers: Option<usize>,
     /// Width of the residual stream
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_whole::<usize>, allow_negative_numbers = true)]
     pub dim: Option<usize>,
     /// Query heads
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_whole::<usize>, allow_negative_numbers = true)]
     pub heads: Option<usize>,
     /// Key and value heads, a divisor of the heads [default: as many]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_whole::<usize>, allow_negative_numbers = true)]
     pub kv_heads: Option<usize>,
     /// Tokens per sequence
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_whole::<usize>, allow_negative_numbers = true)]
     pub seq: Option<usize>,
     /// Sequences per step
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_whole::<usize>, allow_negative_numbers = true)]
     pub batch: Option<usize>,
     /// Number of tokens there are
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_whole::<usize>, allow_negative_numbers = true)]
     pub vocab: Option<usize>,
     /// Probability of dropping while training
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
@@ -193,6 +194,18 @@ impl Attention {
             Attention::Both => &[AttentionForm::Flash, AttentionForm::Explicit],
         }
     }
+}
+
+fn parse_whole<T: FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| "write a whole number, 0 or more, that fits in 64 bits".into())
+}
+
+fn parse_positive(text: &str) -> Result<u64, String> {
+    text.parse().ok().filter(|&n| n > 0).ok_or_else(|| "write a whole number, 1 or more".into())
+}
+
+fn parse_threads(text: &str) -> Result<u16, String> {
+    text.parse().ok().filter(|n| (1..=1024).contains(n)).ok_or_else(|| "write a whole number from 1 to 1024".into())
 }
 
 fn parse_model(text: &str) -> Result<String, String> {
@@ -264,10 +277,10 @@ pub struct StepArgs {
 #[derive(Debug, Clone, Default, Args)]
 pub struct MeasureArgs {
     /// Rounds, of which medians are taken; 0 measures memory alone [default: 5, of step: 7]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_whole::<usize>, allow_negative_numbers = true)]
     pub steps: Option<usize>,
     /// Also train so many steps under each policy and report the loss then
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", value_parser = parse_whole::<u64>, allow_negative_numbers = true, default_value_t = 0)]
     pub train_steps: u64,
 }
 
@@ -294,7 +307,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "FILE")]
     pub val: Option<PathBuf>,
     /// Steps of this run
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = parse_positive, allow_negative_numbers = true)]
     pub steps: u64,
     /// The policy [default: none, or the checkpoint's]
     #[arg(long = "policy", value_name = "P", help_heading = "Policy")]
@@ -305,7 +318,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
     /// Steps between checkpoints; one more comes at the end
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..), requires = "save")]
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = parse_positive, allow_negative_numbers = true, requires = "save")]
     pub save_every: u64,
     /// Continue the latest checkpoint of this directory
     #[arg(long, value_name = "DIR", conflicts_with = "init")]
@@ -314,7 +327,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "FILE")]
     pub init: Option<PathBuf>,
     /// Steps between validations; 0: at the end only
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", value_parser = parse_whole::<u64>, allow_negative_numbers = true, default_value_t = 0)]
     pub val_every: u64,
     #[command(flatten)]
     pub settings: SettingArgs,
@@ -330,7 +343,7 @@ pub struct SettingArgs {
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub lr: Option<f64>,
     /// Steps over which the learning rate rises [default: 10]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_whole::<u64>, allow_negative_numbers = true)]
     pub warmup: Option<u64>,
     /// Decay of the first moment [default: 0.9]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]

@@ -130,8 +130,10 @@ pub fn restore(checkpoint: &Path, config: &RunConfig, trainer: &mut Trainer) -> 
     Ok(())
 }
 
-/// Writes `dir/step-N` and removes older ones. Killed at any moment, it leaves the older or the new one.
+/// Writes `dir/step-N` and removes older ones. Killed at any moment, it leaves the older or the new one. A model that
+/// isn't finite is an error, and the older checkpoint stays.
 pub fn save(dir: &Path, trainer: &Trainer, config: &RunConfig) -> Result<()> {
+    trainer.check_finite()?;
     clean(dir)?;
     let config = RunConfig { step: trainer.done, ..config.clone() };
     let unfinished = dir.join(format!("{UNFINISHED}{}", std::process::id()));
@@ -150,6 +152,28 @@ pub fn save(dir: &Path, trainer: &Trainer, config: &RunConfig) -> Result<()> {
         }
     }
     clean(dir)
+}
+
+/// A lock of a directory.
+#[derive(Debug)]
+pub struct Lock(#[expect(dead_code, reason = "it is held, not read")] Option<fs::File>);
+
+/// Takes a directory for this process as long as the lock lives, which a kill ends too. One that another process holds is
+/// an error: each would remove the other's checkpoints. Where directories can't be opened (not on Unix) or locked nobody
+/// is kept out.
+pub fn lock(dir: &Path) -> Result<Lock> {
+    if !cfg!(unix) {
+        return Ok(Lock(None));
+    }
+    let file = fs::File::open(dir).map_err(io("open", dir))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Lock(Some(file))),
+        Err(fs::TryLockError::WouldBlock) => Err(Failure::usage(format!(
+            "--save {}: another process saves there at the moment; name another directory, or wait for it",
+            dir.display()
+        ))),
+        Err(fs::TryLockError::Error(_)) => Ok(Lock(None)),
+    }
 }
 
 /// Removes what a killed process left.

@@ -99,14 +99,24 @@ pub fn run(args: &FrontierArgs, common: &Common) -> Result<()> {
         write(&dir.join("frontier.svg"), chart::svg(&points, args.model.name())?.as_bytes())?;
     }
     if common.json {
-        return report::print_line(&document.to_string());
+        report::print_line(&document.to_string())?;
+    } else {
+        print(&points, args.model.name(), common)?;
+        match &args.out {
+            Some(dir) => report::note(&format!("wrote frontier.json, .csv and .svg to {}", dir.display())),
+            None => report::note("add --out DIR to write frontier.json, .csv and .svg"),
+        }
     }
-    print(&points, args.model.name(), common)?;
-    match &args.out {
-        Some(dir) => report::note(&format!("wrote frontier.json, .csv and .svg to {}", dir.display())),
-        None => report::note("add --out DIR to write frontier.json, .csv and .svg"),
+    match points.iter().find(|p| p.line.peak_bytes != p.line.predicted_peak_bytes) {
+        Some(Point { line, .. }) => Err(Failure::internal(format!(
+            "the peak of `{}` with {} attention is {} bytes, and the dry run's {}",
+            line.label(),
+            line.attention,
+            line.peak_bytes,
+            line.predicted_peak_bytes
+        ))),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// `none` first, then what was asked for, each once.

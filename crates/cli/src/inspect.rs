@@ -48,7 +48,7 @@ fn dry_run(config: &GptConfig, policy: &NamedPolicy, common: &Common) -> Result<
     device.meter().set_limit(common.memory_limit);
     let seed = common.seed.unwrap_or(0);
     let model = Gpt::new(&device, config, seed)?;
-    let (tokens, targets) = Batcher::built_in(config, seed)?.tensors(&device, 0)?;
+    let (tokens, targets) = Batcher::first(&device, config, seed)?;
     device.meter().reset_peak();
     let tape = Tape::with(&device, TapeOptions { policy: Some(policy.rules.clone()), seed, ..TapeOptions::default() });
     let loss = model.loss(&tape, &tokens, &targets)?;

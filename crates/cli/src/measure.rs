@@ -3,7 +3,7 @@
 //! All cases run once per round, the order reversed every other round, after one warm-up round; figures are medians over
 //! the rounds. Before that, dry runs predict bytes and FLOPs.
 
-use crate::args::Common;
+use crate::args::{Common, DeviceKind};
 use crate::error::{Failure, Result};
 use crate::policy::NamedPolicy;
 use crate::subject::{DryRun, Prediction, Sample, Subject};
@@ -71,6 +71,9 @@ pub fn measure(
     mut tick: impl FnMut(&str),
 ) -> Result<Vec<Case>> {
     let seed = common.seed.unwrap_or(0);
+    if common.device == DeviceKind::Cpu {
+        Batcher::built_in(config, seed)?; // a text that is too short is known before any dry run
+    }
     let mut predictions = Vec::new();
     for &form in forms {
         let dry = DryRun::new(&GptConfig { attention: form, ..config.clone() })?;

@@ -49,7 +49,7 @@ impl Subject {
     /// A model of this configuration from a seed, with the first batch of the built-in text.
     pub fn new(device: &Device, config: &GptConfig, seed: u64) -> Result<Subject> {
         let model = Gpt::new(device, config, seed)?;
-        let (tokens, targets) = Batcher::built_in(config, seed)?.tensors(device, 0)?;
+        let (tokens, targets) = Batcher::first(device, config, seed)?;
         Ok(Subject { model, tokens, targets, seed })
     }
 

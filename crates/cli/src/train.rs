@@ -1,7 +1,7 @@
 //! `retape train`: AdamW on a text, with checkpoints on disk.
 
 use crate::args::{Common, DeviceKind, SettingArgs, TrainArgs};
-use crate::checkpoint::{self, DataId, FORMAT, RunConfig};
+use crate::checkpoint::{self, DataId, FORMAT, Lock, RunConfig};
 use crate::error::{Failure, Result};
 use crate::policy::NamedPolicy;
 use crate::report::{self, bytes};
@@ -19,6 +19,9 @@ pub fn run(args: &TrainArgs, common: &Common) -> Result<()> {
     if common.device == DeviceKind::Meta {
         return Err(Failure::usage("train needs numbers, which the meta device has not; use --device cpu"));
     }
+    // A directory that is there is locked before its latest checkpoint is read, which then stays the latest.
+    let existing = args.save.as_deref().filter(|dir| dir.is_dir());
+    let mut lock = existing.map(checkpoint::lock).transpose()?;
     let resumed = match &args.resume {
         Some(dir) => Some(checkpoint::latest(dir)?.ok_or_else(|| {
             Failure::usage(format!("there is no checkpoint in {}; --save makes them", dir.display()))
@@ -30,7 +33,7 @@ pub fn run(args: &TrainArgs, common: &Common) -> Result<()> {
     let config = config(args, common, saved.as_ref(), DataId::of(&text.0, text.1.as_deref()))?;
     let policy = policy(&config)?;
     if let Some(dir) = &args.save {
-        prepare_directory(dir, args.resume.as_deref())?;
+        prepare_directory(dir, args.resume.as_deref(), &mut lock)?;
     }
     let batcher = Batcher::new(&text.0, &config.model, config.seed)?;
     let validation = validation.map(|text| Batcher::new(&text, &config.model, config.seed)).transpose()?;
@@ -201,10 +204,13 @@ fn settings(args: &SettingArgs, base: Settings) -> Settings {
     }
 }
 
-/// Makes the directory. One that holds another run's checkpoints is an error: they would be removed.
-fn prepare_directory(dir: &Path, resumed: Option<&Path>) -> Result<()> {
+/// Makes the directory and locks it. One that holds another run's checkpoints is an error: they would be removed.
+fn prepare_directory(dir: &Path, resumed: Option<&Path>, lock: &mut Option<Lock>) -> Result<()> {
     let failed = |e| Failure::usage(format!("--save {}: can't make this directory: {e}", dir.display()));
     std::fs::create_dir_all(dir).map_err(failed)?;
+    if lock.is_none() {
+        *lock = Some(checkpoint::lock(dir)?);
+    }
     let same = |other: &Path| matches!((dir.canonicalize(), other.canonicalize()), (Ok(a), Ok(b)) if a == b);
     if checkpoint::latest(dir)?.is_some() && !resumed.is_some_and(same) {
         return Err(Failure::usage(format!(

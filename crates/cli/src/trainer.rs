@@ -4,7 +4,7 @@ use crate::error::{Failure, Result};
 use crate::policy::NamedPolicy;
 use retape::nn::data::{Batch, Batches, ByteText};
 use retape::nn::{AdamW, Gpt, GptConfig, Parameter, clip_grad_norm};
-use retape::prelude::{AdamWConfig, Device, Tape, TapeOptions, Tensor};
+use retape::prelude::{AdamWConfig, DType, Device, Kind, Tape, TapeOptions, Tensor};
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,15 @@ impl Batcher {
     /// Batches of the built-in text.
     pub fn built_in(config: &GptConfig, seed: u64) -> Result<Batcher> {
         Batcher::new(&ByteText::moby_dick(), config, seed)
+    }
+
+    /// The built-in text's first batch. On the meta device only its shape, of any size: no text is as long.
+    pub fn first(device: &Device, config: &GptConfig, seed: u64) -> Result<(Tensor, Tensor)> {
+        if device.computes() {
+            return Batcher::built_in(config, seed)?.tensors(device, 0);
+        }
+        let input = || Tensor::uninit(device, &[config.batch, config.seq], DType::I64, Kind::Input);
+        Ok((input()?, input()?))
     }
 
     /// Tokens and targets of a training step.
@@ -136,6 +145,20 @@ impl Trainer {
         self.optimizer.step(&gradients, clip.scale)?;
         self.done += 1;
         Ok(Trained { loss: value, time: start.elapsed(), peak_bytes: device.meter().step_peak() })
+    }
+
+    /// Fails where a parameter holds an infinity or NaN: a last update may have made it, which no gradient has shown yet.
+    pub fn check_finite(&self) -> Result<()> {
+        for parameter in &self.parameters {
+            if parameter.tensor().to_f64_vec()?.iter().any(|x| !x.is_finite()) {
+                return Err(Failure::other(format!(
+                    "parameter `{}` holds an infinity or NaN after step {}; take a lower --lr",
+                    parameter.name(),
+                    self.done
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// The mean loss on the first batches of a text, without dropout and without saving anything for backward.

@@ -90,7 +90,12 @@ fn wrong_usage_and_input_is_refused_in_one_line() {
         (&["step", "--dtype", "i64"], &["f32 or f64"]),
         (&["step", "--tied", "maybe"], &["on or off"]),
         (&["step", "--threads", "0"], &["--threads"]),
-        (&["step", "--seq", "2000000", "--device", "meta"], &["2000000"]),
+        (&["step", "--seq", "2000000"], &["2000000"]),
+        (&["step", "--layers", "-1"], &["--layers", "-1", "whole number"]),
+        (&["step", "--seed", "1e3"], &["--seed", "1e3", "whole number"]),
+        (&["step", "--memory-limit", "-5"], &["-5", "512MiB"]),
+        (&["train", "--steps", "-1"], &["--steps", "1 or more"]),
+        (&["step", "--batch", "1000000000000"], &["--device meta"]),
         (&["inspect", "--attention", "both"], &["one form"]),
         (&["train", "--device", "meta"], &["--device cpu"]),
         (&["train", "--data", missing], &["can't read", "missing"]),
@@ -251,6 +256,15 @@ fn meta_predicts_without_numbers() {
             (&Value::Null, &Value::Null, &Value::Null)
         );
         assert_eq!(point["peak_bytes"], point["predicted_peak_bytes"]);
+    }
+}
+
+#[test]
+fn dry_runs_take_sizes_that_no_text_has() {
+    for size in [["--batch", "1000000000"], ["--seq", "2000000"]] {
+        let lines = json_lines(&run(&[&["step", "--device", "meta", "--json"], &size[..]].concat()));
+        assert!(lines[0]["peak_bytes"].as_u64().unwrap() > 1 << 34, "{}", lines[0]);
+        assert!(stdout(&run(&[&["inspect"], &size[..]].concat())).contains("dry run"));
     }
 }
 

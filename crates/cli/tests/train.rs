@@ -77,6 +77,39 @@ fn a_resumed_run_has_the_same_bits() {
 }
 
 #[test]
+fn a_model_that_diverged_replaces_no_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let save = path(&dir, "run");
+    train(&["--steps", "2", "--save", &save]);
+    // The last step's update is too large, and no later gradient shows it.
+    let output = run(&["train", "--resume", &save, "--save", &save, "--steps", "1", "--lr", "1e300"]);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("infinity or NaN after step 3") && message.contains("--lr"), "{message}");
+    assert_eq!(checkpoints(Path::new(&save)), [Path::new(&save).join("step-2")]);
+    assert_eq!(json_lines(&run(&["train", "--json", "--resume", &save, "--steps", "1"]))[0]["step"], 3);
+}
+
+#[cfg(unix)]
+#[test]
+fn one_process_saves_in_a_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let save = path(&dir, "run");
+    let start = [&["train", "--steps", "1000000", "--save", &save, "--save-every", "1"], SMALL].concat();
+    let mut first = command(&start).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    BufReader::new(first.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+    assert_refused(&run_small(&["train", "--steps", "1", "--save", &save]), &["another process", "--save"]);
+    let again = ["train", "--resume", &save, "--save", &save, "--steps", "1"];
+    let refused = run(&again);
+    first.kill().unwrap();
+    first.wait().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    if !checkpoints(Path::new(&save)).is_empty() {
+        stdout(&run(&again)); // the lock went with the process
+    }
+}
+
+#[test]
 fn init_takes_a_checkpoint_of_parameters() {
     let dir = tempfile::tempdir().unwrap();
     let saved = path(&dir, "saved");

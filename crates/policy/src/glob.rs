@@ -18,12 +18,26 @@ impl Candidate {
     }
 }
 
+/// Globset panics where a pattern's regex takes more than 10 MiB. Patterns up to this length take less.
+const LONGEST: usize = 1 << 16;
+
+/// A pattern for a message: its start, where it is long.
+pub(crate) fn shortened(text: &str) -> String {
+    match text.char_indices().nth(200) {
+        Some((end, _)) => format!("{}..", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 impl Glob {
     /// The pattern, or what is wrong with it.
     pub fn new(text: &str) -> Result<Self, String> {
-        let wrong = |reason: &str| format!("the pattern `{text}` {reason}");
+        let wrong = |reason: &str| format!("the pattern `{}` {reason}", shortened(text));
         if text.is_empty() {
             return Err(wrong("is empty; `**` matches every path"));
+        }
+        if text.len() > LONGEST {
+            return Err(wrong(&format!("has {} bytes, more than {LONGEST}; write several rules", text.len())));
         }
         if text.contains('/') {
             return Err(wrong("contains `/`; segments are separated by `.`"));
@@ -57,7 +71,7 @@ fn stars_are_segments(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Candidate, Glob};
+    use super::{Candidate, Glob, LONGEST};
 
     #[test]
     fn semantics() {
@@ -99,5 +113,16 @@ mod tests {
             let error = Glob::new(pattern).expect_err(pattern);
             assert!(error.contains(reason) && error.contains(pattern), "{error}");
         }
+    }
+
+    #[test]
+    fn long_patterns() {
+        for unit in ["a", "?", "*.", "é", "[a-z]", "[!a-z]", "{a,b}", "{?,*}"] {
+            let pattern = unit.repeat(LONGEST / unit.len());
+            Glob::new(&pattern).expect(unit);
+            let error = Glob::new(&format!("{pattern}{unit}{unit}")).expect_err(unit);
+            assert!(error.contains("write several rules") && error.len() < 600, "{error}");
+        }
+        Glob::new(&format!("{{{}}}", "a,".repeat(LONGEST / 2 - 1))).expect("alternatives");
     }
 }

@@ -1,4 +1,4 @@
-use crate::glob::{Candidate, Glob};
+use crate::glob::{Candidate, Glob, shortened};
 use crate::{Error, Result};
 use retape_core::{Int8Spec, Mark, Site};
 use std::fmt;
@@ -34,7 +34,7 @@ pub struct Rule {
 impl Rule {
     /// A rule for all values whose path matches `pattern`.
     pub fn new(pattern: &str, mark: Mark) -> Result<Self> {
-        let glob = Glob::new(pattern).map_err(|reason| Error::InvalidRule { rule: pattern.to_owned(), reason })?;
+        let glob = Glob::new(pattern).map_err(|reason| Error::InvalidRule { rule: shortened(pattern), reason })?;
         Ok(Rule {
             pattern: glob,
             op: None,
@@ -112,7 +112,7 @@ impl Rule {
     }
 
     fn invalid(&self, reason: String) -> Error {
-        Error::InvalidRule { rule: self.pattern.text.clone(), reason }
+        Error::InvalidRule { rule: shortened(&self.pattern.text), reason }
     }
 }
 

@@ -146,6 +146,10 @@ fn segments_of_sqrt_n() {
         let default = format!("{:?}", parse("sqrt_n", &Context { blocks }).unwrap());
         assert_eq!(default, format!("{:?}", presets::sqrt_n(every, blocks)), "{blocks} blocks");
     }
+    let many = presets::sqrt_n(1, 100_000);
+    for block in [0, 4095, 4096, 99_999] {
+        assert_eq!(mark_of_path(&many, &format!("blocks.{block}")), KEEP, "{block}");
+    }
     let policy = presets::sqrt_n(2, 4);
     assert!(policy.is_segment("blocks.3") && policy.is_segment("decoder.blocks.0"));
     assert!(!policy.is_segment("blocks") && !policy.is_segment("blocks.3.attn") && !policy.is_segment("ln_f"));

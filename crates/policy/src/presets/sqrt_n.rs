@@ -9,10 +9,11 @@ use std::fmt::Display;
 /// Sublinear Memory Cost"). The least memory is with about the square root of `blocks`. No output is kept for 0.
 pub fn sqrt_n(every: usize, blocks: usize) -> RuleSet {
     let kept: Vec<_> = (1..=blocks).filter(|count| count.is_multiple_of(every)).map(|count| count - 1).collect();
-    let keep = (!kept.is_empty()).then(|| rule(&format!("**.blocks.{{{}}}", join(&kept)), Mark::Keep));
+    // Some thousand numbers to a rule: a pattern can't be of any length.
+    let keep = kept.chunks(4096).map(|some| rule(&format!("**.blocks.{{{}}}", join(some)), Mark::Keep));
     let recompute = (kept.len() < blocks).then(|| rule("**.blocks.*", Mark::Recompute));
     let inside = rule("**.blocks.*.**", Mark::Recompute);
-    RuleSet::preset("sqrt_n", keep.into_iter().chain(recompute).chain([inside]))
+    RuleSet::preset("sqrt_n", keep.chain(recompute).chain([inside]))
         .with_segments(Glob::new("**.blocks.*").expect("the patterns of presets are valid"))
 }
 
