@@ -83,7 +83,7 @@ fn groups(ledger: &Ledger) -> Vec<Group<'_>> {
                 group.values += 1;
                 group.bytes += bytes;
                 group.stored += stored;
-                group.flops += flops;
+                group.flops = group.flops.saturating_add(flops);
             }
             None => groups.push(Group { path, first: value, values: 1, bytes, stored, flops }),
         }

@@ -123,7 +123,7 @@ impl Rule for Attention {
     fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {
         // Two products of Tq x Tk x size per head, counted dense (a causal kernel does about half).
         let (q, k, v) = (&inputs[0].shape, &inputs[1].shape, &inputs[2].shape);
-        Cost { flops: 2 * (q[0] * q[1] * q[2] * k[1] * (q[3] + v[3])) as u64, traffic: Cost::touched(inputs, outputs) }
+        Cost { flops: Cost::times(&[2, q[0], q[1], q[2], k[1], q[3] + v[3]]), traffic: Cost::touched(inputs, outputs) }
     }
 
     fn samples() -> Vec<Sample> {

@@ -186,7 +186,7 @@ impl Rule for Conv2d {
 
     fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {
         let per_output = inputs[1].shape[1..].iter().product::<usize>();
-        Cost { flops: 2 * (outputs[0].spec.len() * per_output) as u64, traffic: Cost::touched(inputs, outputs) }
+        Cost { flops: Cost::times(&[2, outputs[0].spec.len(), per_output]), traffic: Cost::touched(inputs, outputs) }
     }
 
     fn samples() -> Vec<Sample> {

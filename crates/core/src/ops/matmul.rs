@@ -52,7 +52,7 @@ impl Rule for Matmul {
 
     fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {
         let k = inputs[0].shape.last().copied().unwrap_or(1);
-        Cost { flops: 2 * (outputs[0].spec.len() * k) as u64, traffic: Cost::touched(inputs, outputs) }
+        Cost { flops: Cost::times(&[2, outputs[0].spec.len(), k]), traffic: Cost::touched(inputs, outputs) }
     }
 
     fn samples() -> Vec<Sample> {
@@ -296,7 +296,7 @@ impl Rule for Linear {
 
     fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {
         let k = inputs[0].shape.last().copied().unwrap_or(1);
-        Cost { flops: 2 * (outputs[0].spec.len() * k) as u64, traffic: Cost::touched(inputs, outputs) }
+        Cost { flops: Cost::times(&[2, outputs[0].spec.len(), k]), traffic: Cost::touched(inputs, outputs) }
     }
 
     fn samples() -> Vec<Sample> {

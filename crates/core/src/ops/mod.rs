@@ -108,7 +108,14 @@ pub struct Cost {
 impl Cost {
     /// `per_element` FLOPs for each element of the first output; every input read and every output written once.
     pub fn elementwise(per_element: u64, inputs: &[Spec], outputs: &[Output]) -> Cost {
-        Cost { flops: per_element * outputs[0].spec.len() as u64, traffic: Cost::touched(inputs, outputs) }
+        Cost {
+            flops: Cost::times(&[per_element as usize, outputs[0].spec.len()]),
+            traffic: Cost::touched(inputs, outputs),
+        }
+    }
+    /// The product of these numbers, or the largest there is: sizes on the meta device may be absurd.
+    pub fn times(factors: &[usize]) -> u64 {
+        factors.iter().fold(1, |product: u64, &f| product.saturating_mul(f as u64))
     }
     /// Bytes of every input and output together.
     pub fn touched(inputs: &[Spec], outputs: &[Output]) -> u64 {

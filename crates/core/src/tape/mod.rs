@@ -326,7 +326,7 @@ impl Tape {
         let cost = rule.cost(&specs, &promised);
 
         let mut graph = self.graph();
-        graph.stats.forward_flops += cost.flops;
+        graph.stats.forward_flops = graph.stats.forward_flops.saturating_add(cost.flops);
         let visible: SmallVec<[bool; 1]> = promised.iter().map(|o| !o.statistic).collect();
         let outputs: SmallVec<[NewValue; 3]> = outputs
             .into_iter()

@@ -172,7 +172,7 @@ impl Pass<'_> {
 
         let mut graph = self.tape.graph();
         graph.stats.replays += 1;
-        graph.stats.replayed_flops += flops;
+        graph.stats.replayed_flops = graph.stats.replayed_flops.saturating_add(flops);
         graph.stats.most_replays_of_a_node = graph.stats.most_replays_of_a_node.max(self.nodes[key].replays);
         *graph.stats.replayed_paths.entry(path.to_string()).or_default() += 1;
         if profile {

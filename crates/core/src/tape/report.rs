@@ -95,7 +95,7 @@ impl Graph {
             if !seen.insert(node) {
                 continue;
             }
-            flops += self.nodes[node].flops;
+            flops = flops.saturating_add(self.nodes[node].flops);
             worklist.extend(self.nodes[node].inputs.iter().map(|&i| self.root(i)).filter(|&r| self.is_dropped(r)));
         }
         (flops, seen.len() as u64)
