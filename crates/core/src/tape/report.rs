@@ -89,7 +89,7 @@ impl Graph {
         {
             return (flops + node.flops, depth + 1);
         }
-        let (mut flops, mut seen, mut worklist) = (0, HashSet::new(), vec![root]);
+        let (mut flops, mut seen, mut worklist) = (0u64, HashSet::new(), vec![root]);
         while let Some(value) = worklist.pop() {
             let node = self.values[value].node;
             if !seen.insert(node) {
