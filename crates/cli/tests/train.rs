@@ -97,12 +97,15 @@ fn one_process_saves_in_a_directory() {
     let save = path(&dir, "run");
     let start = [&["train", "--steps", "1000000", "--save", &save, "--save-every", "1"], SMALL].concat();
     let mut first = command(&start).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    BufReader::new(first.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+    // Held to the end: a process whose reader has gone stops at its next line.
+    let mut lines = BufReader::new(first.stdout.take().unwrap());
+    lines.read_line(&mut String::new()).unwrap();
     assert_refused(&run_small(&["train", "--steps", "1", "--save", &save]), &["another process", "--save"]);
     let again = ["train", "--resume", &save, "--save", &save, "--steps", "1"];
     let refused = run(&again);
     first.kill().unwrap();
     first.wait().unwrap();
+    drop(lines);
     assert_eq!(refused.status.code(), Some(2));
     if !checkpoints(Path::new(&save)).is_empty() {
         stdout(&run(&again)); // the lock went with the process
