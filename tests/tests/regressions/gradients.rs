@@ -255,3 +255,40 @@ fn g19_no_gradient_for_what_needs_none() {
     };
     assert_eq!((work(true), work(false)), (1, 2));
 }
+
+/// G6 (burn 5141): the gradients of products are exact at inputs of zero.
+#[test]
+fn g06_products_with_zeros() {
+    let device = cpu();
+    let x = floats(&device, &[4], &[2.0, 0.0, 3.0, 5.0], DType::F64);
+    // prod: only the zero's own gradient isn't 0.
+    assert_eq!(gradient(&device, &x, |x| x.prod(&[0], false)), [0.0, 30.0, 0.0, 0.0]);
+    // cumprod under 1, 2, 3, 4: y = 2, 0, 0, 0; dy/dx1 reaches 2 2 + 3 (2 3) + 4 (2 3 5).
+    assert_eq!(gradient(&device, &x, |x| x.cumprod(0)), [1.0, 2.0 * 2.0 + 3.0 * 6.0 + 4.0 * 30.0, 0.0, 0.0]);
+}
+
+/// G10 (burn 1224): pow with one operand that needs no gradient.
+#[test]
+fn g10_pow_of_one_tracked_operand() {
+    let device = cpu();
+    let x = floats(&device, &[2], &[2.0, 3.0], DType::F64);
+    let y = floats(&device, &[2], &[3.0, 2.0], DType::F64);
+    let base = gradient(&device, &x, |x| x.pow(&x.tape().constant(&y)?));
+    approx::assert_relative_eq!(base[..], [12.0, 2.0 * 6.0][..], epsilon = 1e-12);
+    let exponent = gradient(&device, &y, |y| y.tape().constant(&x)?.pow(y));
+    approx::assert_relative_eq!(exponent[..], [8.0 * 2f64.ln(), 2.0 * 9.0 * 3f64.ln()][..], epsilon = 1e-12);
+}
+
+/// G12 (candle 1212): the gradient of a strided convolution has the input's size, whatever the stride leaves over.
+#[test]
+fn g12_convolution_with_a_remainder() {
+    use retape_core::ops::conv::{Conv, Padding};
+    let device = cpu();
+    for size in [7, 8, 9, 10] {
+        let x = random(&device, &[1, 2, size, size], 1, DType::F64);
+        let w = random(&device, &[3, 2, 3, 3], 2, DType::F64);
+        let conv = Conv { stride: [3, 2], padding: Padding::Zeros([0, 1]), dilation: [1, 1], groups: 1 };
+        let check = retape_core::check_gradients(&device, &[x, w], 3, |_, v| Ok(vec![v[0].conv2d(&v[1], None, conv)?]));
+        assert!(check.unwrap().worst() < 1e-7, "size {size}");
+    }
+}
