@@ -45,9 +45,7 @@ impl Rule for BinaryOp {
     fn saves(&self, needs: &[bool]) -> Saves {
         match self.0 {
             Binary::Add | Binary::Sub => saves([]),
-            Binary::Mul => {
-                saves([(needs[1], Slot::In(0)), (needs[0], Slot::In(1))].into_iter().filter(|s| s.0).map(|s| s.1))
-            }
+            Binary::Mul => factors(needs),
             Binary::Div if !needs[1] => saves([Slot::In(1)]),
             Binary::Div | Binary::Maximum | Binary::Minimum | Binary::Pow => saves([Slot::In(0), Slot::In(1)]),
         }

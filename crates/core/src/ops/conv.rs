@@ -135,7 +135,7 @@ impl Rule for Conv2d {
     }
 
     fn saves(&self, needs: &[bool]) -> Saves {
-        saves([(needs[1], Slot::In(0)), (needs[0], Slot::In(1))].into_iter().filter(|s| s.0).map(|s| s.1))
+        factors(needs)
     }
 
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {

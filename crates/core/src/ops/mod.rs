@@ -96,6 +96,11 @@ pub fn saves(slots: impl IntoIterator<Item = Slot>) -> Saves {
     slots.into_iter().map(|slot| Save { slot, exact: false }).collect()
 }
 
+/// What a product of its first two inputs reads: each factor whose partner needs a gradient.
+pub(crate) fn factors(needs: &[bool]) -> Saves {
+    saves([(needs[1], Slot::In(0)), (needs[0], Slot::In(1))].into_iter().filter(|s| s.0).map(|s| s.1))
+}
+
 /// The work of one forward run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cost {
