@@ -89,11 +89,11 @@ impl Device {
 
     /// Takes counted memory. Errors with [`Error::OutOfMemory`] past the meter's limit.
     pub fn allocate(&self, bytes: usize, kind: Kind) -> Result<Storage> {
-        self.meter().charge(bytes as u64, kind)?;
+        let number = self.meter().charge(bytes as u64, kind)?;
         match self.backend().allocate(bytes) {
-            Ok(buffer) => Ok(Storage { buffer, kind: AtomicU8::new(kind as u8), device: self.clone() }),
+            Ok(buffer) => Ok(Storage { buffer, number, kind: AtomicU8::new(kind as u8), device: self.clone() }),
             Err(error) => {
-                self.meter().release(bytes as u64, kind);
+                self.meter().release(number, bytes as u64, kind);
                 Err(error)
             }
         }
@@ -110,6 +110,7 @@ impl PartialEq for Device {
 #[derive(Debug)]
 pub struct Storage {
     buffer: Buffer,
+    number: u64,
     kind: AtomicU8,
     device: Device,
 }
@@ -139,7 +140,7 @@ impl Storage {
     pub fn set_kind(&self, kind: Kind) {
         let old = Kind::from_index(self.kind.swap(kind as u8, Ordering::Relaxed));
         if old != kind {
-            self.device.meter().reclassify(self.bytes() as u64, old, kind);
+            self.device.meter().reclassify(self.number, self.bytes() as u64, old, kind);
         }
     }
 }
@@ -147,7 +148,7 @@ impl Storage {
 impl Drop for Storage {
     fn drop(&mut self) {
         let buffer = std::mem::replace(&mut self.buffer, Buffer { address: 0, bytes: 0 });
-        self.device.meter().release(buffer.bytes as u64, self.kind());
+        self.device.meter().release(self.number, buffer.bytes as u64, self.kind());
         self.device.backend().release(buffer);
     }
 }

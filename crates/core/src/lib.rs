@@ -25,6 +25,9 @@ pub use kernel::Kernel;
 pub use ledger::{Ledger, LedgerEntry, LedgerTotals, Lint, RuleUse};
 pub use mark::{Decision, Int8Spec, Mark, Origin, Policy, Rounding, RuleInfo, Site};
 pub use meta::meta;
-pub use meter::{Kind, MemoryMeter};
-pub use tape::{Gradients, NonFinite, ParameterId, Scope, Stats, Tape, TapeOptions, Var, Verify, checkpoint};
+pub use meter::{Kind, MemoryEvent, MemoryMeter, Moment, Phase};
+pub use tape::{
+    DryRun, Gradients, NonFinite, ParameterId, Scope, Stats, Tape, TapeOptions, Trace, TraceNode, TraceValue, Var,
+    Verify, checkpoint,
+};
 pub use tensor::Tensor;

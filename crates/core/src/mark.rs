@@ -60,6 +60,8 @@ pub enum Rounding {
 /// What a policy is told of a value. It is never asked for views, leaves, integers and per-row statistics.
 #[derive(Debug, Clone, Copy)]
 pub struct Site<'a> {
+    /// The value's number on its tape: the same whenever the same ops are recorded, whatever the marks.
+    pub id: u64,
     /// Scopes and op, `blocks.3.attn.softmax`; a value that outlives its scope bears the scope's path.
     pub path: &'a str,
     /// The op's name, `softmax`.

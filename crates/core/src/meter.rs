@@ -72,6 +72,46 @@ struct State {
     step: Gauge,
     limit: Option<u64>,
     fingerprint: u64,
+    /// What is being done, see [`MemoryMeter::set_moment`].
+    moment: Moment,
+    peak_moment: Moment,
+    allocations: u64,
+    log: Option<Vec<MemoryEvent>>,
+}
+
+/// What a tape was doing when memory was taken: which node it was running, and what for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Moment {
+    /// For what.
+    pub phase: Phase,
+    /// The node's number in recording order.
+    pub node: u64,
+}
+
+/// What a node is run for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Its first run.
+    #[default]
+    Forward,
+    /// Its gradient.
+    Backward,
+    /// A replay of it for backward.
+    Replay,
+}
+
+/// A change of a device's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryEvent {
+    /// When.
+    pub moment: Moment,
+    /// Which piece of memory: a number of its own for each allocation of the device.
+    pub allocation: u64,
+    /// Its bytes.
+    pub bytes: u64,
+    /// What it is counted as from now on; `None`: it was given back.
+    pub kind: Option<Kind>,
 }
 
 /// Counts the tensor bytes of one device: live and peak, by [`Kind`] and together, with an optional hard limit.
@@ -89,7 +129,8 @@ impl MemoryMeter {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    pub(crate) fn charge(&self, bytes: u64, kind: Kind) -> Result<()> {
+    /// Counts an allocation and numbers it.
+    pub(crate) fn charge(&self, bytes: u64, kind: Kind) -> Result<u64> {
         let mut s = self.state();
         let limit = s.limit.unwrap_or(u64::MAX);
         if s.total.live.checked_add(bytes).is_none_or(|live| live > limit) {
@@ -98,13 +139,16 @@ impl MemoryMeter {
         s.kinds[kind as usize].add(bytes);
         s.total.add(bytes);
         if kind.is_step() {
-            s.step.add(bytes);
+            s.add_step(bytes);
         }
         s.note(bytes);
-        Ok(())
+        s.allocations += 1;
+        let allocation = s.allocations;
+        s.write(allocation, bytes, Some(kind));
+        Ok(allocation)
     }
 
-    pub(crate) fn release(&self, bytes: u64, kind: Kind) {
+    pub(crate) fn release(&self, allocation: u64, bytes: u64, kind: Kind) {
         let mut s = self.state();
         s.kinds[kind as usize].live -= bytes;
         s.total.live -= bytes;
@@ -112,17 +156,39 @@ impl MemoryMeter {
             s.step.live -= bytes;
         }
         s.note(!bytes);
+        s.write(allocation, bytes, None);
     }
 
-    pub(crate) fn reclassify(&self, bytes: u64, from: Kind, to: Kind) {
+    pub(crate) fn reclassify(&self, allocation: u64, bytes: u64, from: Kind, to: Kind) {
         let mut s = self.state();
         s.kinds[from as usize].live -= bytes;
         s.kinds[to as usize].add(bytes);
         match (from.is_step(), to.is_step()) {
             (true, false) => s.step.live -= bytes,
-            (false, true) => s.step.add(bytes),
+            (false, true) => s.add_step(bytes),
             _ => {}
         }
+        s.write(allocation, bytes, Some(to));
+    }
+
+    /// Notes what is being done, so that the peak's moment and the log's are known.
+    pub(crate) fn set_moment(&self, moment: Moment) {
+        self.state().moment = moment;
+    }
+
+    /// When the step bytes were highest since the last reset.
+    pub fn peak_moment(&self) -> Moment {
+        self.state().peak_moment
+    }
+
+    /// Starts to log every event, or ends it. The meter knows no single pieces, so what is live already isn't listed.
+    pub fn set_logging(&self, on: bool) {
+        self.state().log = on.then(Vec::new);
+    }
+
+    /// The events since logging began or this was last called.
+    pub fn take_log(&self) -> Vec<MemoryEvent> {
+        self.state().log.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Bytes live now, of all kinds.
@@ -163,6 +229,7 @@ impl MemoryMeter {
         }
         s.total.peak = s.total.live;
         s.step.peak = s.step.live;
+        s.peak_moment = s.moment;
         s.fingerprint = 0;
     }
 
@@ -179,6 +246,21 @@ impl MemoryMeter {
 }
 
 impl State {
+    fn add_step(&mut self, bytes: u64) {
+        let before = self.step.peak;
+        self.step.add(bytes);
+        if self.step.peak > before {
+            self.peak_moment = self.moment;
+        }
+    }
+
+    fn write(&mut self, allocation: u64, bytes: u64, kind: Option<Kind>) {
+        let moment = self.moment;
+        if let Some(log) = &mut self.log {
+            log.push(MemoryEvent { moment, allocation, bytes, kind });
+        }
+    }
+
     fn note(&mut self, event: u64) {
         self.fingerprint = (self.fingerprint ^ event).wrapping_mul(0x0100_0000_01b3).rotate_left(7);
     }

@@ -147,6 +147,15 @@ impl Tensor {
     pub fn is_sole_owner(&self) -> bool {
         Arc::strong_count(&self.storage) == 1 && self.covers_storage()
     }
+    /// True where nobody else holds the storage.
+    pub(crate) fn holds_alone(&self) -> bool {
+        Arc::strong_count(&self.storage) == 1
+    }
+    /// What it takes to make a tensor like this one, storage of its own included.
+    pub(crate) fn template(&self) -> Template {
+        let (bytes, kind) = (self.storage_bytes(), self.storage.kind());
+        Template { layout: self.layout.clone(), dtype: self.dtype, bytes, kind }
+    }
     /// True where this tensor covers all of its storage in order.
     pub(crate) fn covers_storage(&self) -> bool {
         self.is_contiguous() && self.len() * self.dtype.size() == self.storage.bytes()
@@ -218,6 +227,23 @@ impl Tensor {
         let out = Tensor::uninit(self.device(), self.shape(), dtype, kind)?;
         self.device().backend().run(&Kernel::Copy { x: self, out: &out })?;
         Ok(out)
+    }
+}
+
+/// A tensor's description, without its memory.
+#[derive(Debug)]
+pub(crate) struct Template {
+    layout: Layout,
+    dtype: DType,
+    bytes: usize,
+    kind: Kind,
+}
+
+impl Template {
+    /// A tensor of this description with undefined contents.
+    pub fn make(&self, device: &Device) -> Result<Tensor> {
+        let storage = Arc::new(device.allocate(self.bytes, self.kind)?);
+        Ok(Tensor { storage, layout: self.layout.clone(), dtype: self.dtype })
     }
 }
 

@@ -6,6 +6,7 @@
 
 use super::audit::Fingerprint;
 use super::scope::ScopeFrame;
+use super::trace::Event;
 use super::{ParameterId, Stats, TapeOptions};
 use crate::mark::{Decision, Site};
 use crate::ops::{Op, Saves, Slot, Spec};
@@ -40,6 +41,18 @@ pub(crate) struct Quantized {
     pub scales: Tensor,
     pub group: usize,
     pub spec: Spec,
+}
+
+impl Quantized {
+    /// Bytes that the tape stores.
+    pub fn bytes(&self) -> u64 {
+        (self.q.storage_bytes() + self.scales.storage_bytes()) as u64
+    }
+
+    /// Bytes that quantizing reads and writes; dequantizing as many.
+    pub fn traffic(&self) -> u64 {
+        self.spec.bytes() + self.bytes()
+    }
 }
 
 /// What becomes of a value by its mark, whatever handles are held.
@@ -117,6 +130,8 @@ pub(crate) struct Node {
     pub traffic: u64,
     /// Time in forward kernels, where the tape profiles.
     pub forward_nanos: u64,
+    /// Of all passes.
+    pub replays: u64,
     pub parameter: Option<ParameterId>,
     /// Outputs that hold this node's recipe.
     pub recipe_holders: u32,
@@ -193,6 +208,8 @@ pub(crate) struct Graph {
     pub audited_behind_int8: HashSet<ValueKey>,
     pub rule_uses: Vec<u64>,
     pub stats: Stats,
+    /// What the tape is told, where that is to be run again.
+    pub events: Option<Vec<Event>>,
 }
 
 impl Graph {
@@ -217,6 +234,15 @@ impl Graph {
             audited_behind_int8: HashSet::new(),
             rule_uses: vec![0; rules],
             stats: Stats::default(),
+            events: None,
+        }
+    }
+
+    /// Notes what the tape was told, where that is to be run again.
+    pub fn tell(&mut self, event: impl FnOnce(&Graph) -> Event) {
+        if self.events.is_some() {
+            let event = event(self);
+            self.events.get_or_insert_default().push(event);
         }
     }
 
@@ -257,6 +283,7 @@ impl Graph {
     pub fn site<'a>(&'a self, value: ValueKey, path: &'a str) -> Site<'a> {
         let (v, node) = (&self.values[value], &self.nodes[self.values[value].node]);
         Site {
+            id: v.id,
             path,
             op: node.op_name(),
             output: v.output,
@@ -325,6 +352,7 @@ impl Graph {
             flops: new.flops,
             traffic: new.traffic,
             forward_nanos: 0,
+            replays: 0,
             parameter: new.parameter,
             recipe_holders: 0,
             users: 0,
@@ -452,7 +480,7 @@ impl Value {
     pub fn stored_bytes(&self) -> u64 {
         match &self.stored {
             Stored::Full(tensor) => tensor.storage_bytes() as u64,
-            Stored::Quantized(q) => (q.q.storage_bytes() + q.scales.storage_bytes()) as u64,
+            Stored::Quantized(quantized) => quantized.bytes(),
             Stored::Unsettled | Stored::Dropped | Stored::Freed => 0,
         }
     }

@@ -8,13 +8,14 @@ mod replay;
 mod report;
 mod scope;
 mod settle;
+mod trace;
 mod var;
 
 use crate::device::same_device;
 use crate::kernel::RandomStream;
 use crate::layout::Shape;
 use crate::ops::{Exec, Op, Outputs, Spec};
-use crate::{DType, Device, Error, Kernel, Kind, Mark, Policy, Result, Tensor};
+use crate::{DType, Device, Error, Kernel, Kind, Mark, Moment, Phase, Policy, Result, Tensor};
 use graph::{Disposition, Graph, MarkSource, NewNode, NewValue, PendingQuantize, Quantized, ValueKey};
 pub use scope::{Scope, checkpoint};
 use smallvec::SmallVec;
@@ -24,6 +25,8 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
+pub use trace::{DryRun, Trace, TraceNode, TraceValue};
+use trace::{Event, LeafSource};
 pub use var::{Gradients, Var};
 
 /// Names one parameter across tapes, so that however often a tape is asked for it, there is one leaf. Any number that is
@@ -91,6 +94,10 @@ pub struct Stats {
     pub most_replays_of_a_node: u64,
     /// FLOPs of all replays.
     pub replayed_flops: u64,
+    /// Bytes that replays read and write.
+    pub replayed_traffic: u64,
+    /// Bytes that quantizing and dequantizing read and write.
+    pub quantize_traffic: u64,
     /// FLOPs of forward.
     pub forward_flops: u64,
     /// Values stored as int8.
@@ -201,6 +208,7 @@ impl Tape {
         }
         let name = if parameter.is_some() { "parameter" } else { "leaf" };
         let keys = graph.insert_leaf(name, tensor.clone(), requires_grad, parameter);
+        graph.tell(|_| Event::Leaf { source: LeafSource::Held(tensor.clone()), requires_grad, parameter });
         if let Some(id) = parameter {
             graph.parameters.insert(id, keys[0]);
         }
@@ -217,10 +225,15 @@ impl Tape {
         struct Pause<'a>(&'a Tape);
         impl Drop for Pause<'_> {
             fn drop(&mut self) {
-                self.0.graph().paused -= 1;
+                let mut graph = self.0.graph();
+                graph.paused -= 1;
+                graph.tell(|_| Event::Resume);
             }
         }
-        self.graph().paused += 1;
+        let mut graph = self.graph();
+        graph.paused += 1;
+        graph.tell(|_| Event::Pause);
+        drop(graph);
         let _pause = Pause(self);
         f()
     }
@@ -259,7 +272,7 @@ impl Tape {
     }
 
     /// Runs an op and records it. The first input's tape decides.
-    fn record(&self, op: Op, inputs: &[&Var]) -> Result<SmallVec<[Var; 1]>> {
+    fn record(&self, op: Rc<Op>, inputs: &[&Var]) -> Result<SmallVec<[Var; 1]>> {
         let rule = op.rule();
         let name = rule.name();
         let mut graph = self.graph();
@@ -309,6 +322,7 @@ impl Tape {
                 }
             }
         }
+        device.meter().set_moment(Moment { phase: Phase::Forward, node: graph.next_sequence });
         drop(graph);
 
         let before = self.0.kernel_nanos.get();
@@ -333,6 +347,7 @@ impl Tape {
             .zip(&promised)
             .map(|(tensor, o)| NewValue { tensor, exact: o.statistic, visible: !o.statistic })
             .collect();
+        graph.tell(|g| Event::Op(op.clone(), inputs.iter().map(|v| g.values[v.key].id).collect()));
         if paused {
             // Every output is a constant: it has no history that could keep its inputs.
             return Ok(graph
@@ -342,7 +357,7 @@ impl Tape {
                 .collect());
         }
         let (keys, pending) = graph.insert(NewNode {
-            op: Some(Rc::new(op)),
+            op: Some(op.clone()),
             inputs: inputs.iter().map(|v| v.key).collect(),
             outputs,
             is_view,
@@ -385,6 +400,9 @@ impl Tape {
             _ => None,
         };
         let mut graph = self.graph();
+        if let Ok(quantized) = &result {
+            graph.stats.quantize_traffic += quantized.traffic();
+        }
         graph.finish_quantize(value, result, error);
         graph.stats.quantize_nanos += start.elapsed().as_nanos() as u64;
         drop(graph);

@@ -8,7 +8,7 @@ use super::graph::{Disposition, Graph, NodeKey, Stored, ValueKey};
 use super::{Gradients, Tape, Var, Verify};
 use crate::device::same_device;
 use crate::ops::{Backward, SavedSource, Slot, Spec};
-use crate::{Device, Error, Kind, Result, Tensor};
+use crate::{Device, Error, Kind, Moment, Phase, Result, Tensor};
 use slotmap::SecondaryMap;
 use smallvec::SmallVec;
 
@@ -51,6 +51,8 @@ pub(super) struct Pass<'a> {
     pub(super) wanted: Vec<ValueKey>,
     pub(super) replay_nanos: u64,
     pub(super) quantize_nanos: u64,
+    /// The node whose gradient is being computed.
+    pub(super) visiting: Moment,
 }
 
 impl Tape {
@@ -239,7 +241,21 @@ impl<'a> Pass<'a> {
         drop(graph);
         let (grads, replay_nanos, quantize_nanos) = (SecondaryMap::new(), 0, 0);
         let wanted = wanted.map_or(Vec::new(), <[ValueKey]>::to_vec);
-        Pass { tape, device, retain, verify, values, nodes, grads, given, wanted, replay_nanos, quantize_nanos }
+        let visiting = Moment::default();
+        Pass {
+            tape,
+            device,
+            retain,
+            verify,
+            values,
+            nodes,
+            grads,
+            given,
+            wanted,
+            replay_nanos,
+            quantize_nanos,
+            visiting,
+        }
     }
 
     fn run(&mut self, seeds: Vec<(&Var, Tensor)>) -> Result<Gradients> {
@@ -303,7 +319,9 @@ impl<'a> Pass<'a> {
             node.saves.iter().map(|s| (s.slot, node.slot(s.slot))).collect();
         let (segment, name, profile) = (node.segment, node.op_name(), graph.options.profile);
         let path = graph.values[node.outputs[0]].path.clone();
+        self.visiting = Moment { phase: Phase::Backward, node: node.sequence };
         drop(graph);
+        self.device.meter().set_moment(self.visiting);
 
         if output_grads.iter().any(Option::is_some) {
             let kernels = &self.tape.0.kernel_nanos;

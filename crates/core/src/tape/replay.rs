@@ -5,7 +5,7 @@ use super::graph::{Disposition, Graph, NodeKey, Quantized, Stored, ValueKey};
 use super::pass::Pass;
 use super::{dequantize, quantize};
 use crate::ops::Spec;
-use crate::{Error, Kind, Mark, Result, Tensor};
+use crate::{Error, Kind, Mark, Moment, Phase, Result, Tensor};
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
@@ -96,13 +96,17 @@ impl Pass<'_> {
         let exec = self.tape.exec(&self.device, Kind::Recomputed);
         let tensor = match source {
             Source::Ready(tensor) => return Ok(tensor),
-            Source::Dequantize(quantized) => dequantize(&exec, &quantized)?,
+            Source::Dequantize(quantized) => {
+                self.tape.graph().stats.quantize_traffic += quantized.traffic();
+                dequantize(&exec, &quantized)?
+            }
             Source::RoundTrip(live, group) => {
                 let stored = match quantize(&self.tape.exec(&self.device, Kind::Quantized), &live, group) {
                     Err(Error::NonFinite { .. }) if self.tape.graph().keep_full(root) => return Ok(live),
                     other => other.map_err(|error| error.of_value(&path, op))?,
                 };
                 drop(live);
+                self.tape.graph().stats.quantize_traffic += 2 * stored.traffic();
                 dequantize(&exec, &stored)?
             }
         };
@@ -149,7 +153,8 @@ impl Pass<'_> {
     ) -> Result<()> {
         let graph = self.tape.graph();
         let node = &graph.nodes[key];
-        let (inputs, outputs, flops) = (node.inputs.clone(), node.outputs.clone(), node.flops);
+        let (inputs, outputs) = (node.inputs.clone(), node.outputs.clone());
+        let moment = Moment { phase: Phase::Replay, node: node.sequence };
         let (op, name, path) = (node.op.clone(), node.op_name(), graph.values[outputs[0]].path.clone());
         let specs: SmallVec<[Spec; 3]> = outputs.iter().map(|&o| graph.values[o].spec.clone()).collect();
         let profile = graph.options.profile;
@@ -165,21 +170,27 @@ impl Pass<'_> {
         let tensors: SmallVec<[Tensor; 3]> = inputs.iter().map(|&i| self.view(i)).collect::<Result<_>>()?;
         let exec = self.tape.exec(&self.device, Kind::Recomputed);
         let before = self.tape.0.kernel_nanos.get();
+        self.device.meter().set_moment(moment);
         let produced: SmallVec<[Tensor; 1]> = specs.iter().map(|s| exec.empty_like(s)).collect::<Result<_>>()?;
         op.rule().forward(&exec, &tensors, &produced)?;
+        self.device.meter().set_moment(self.visiting);
         drop(tensors);
         self.nodes[key].replays += 1;
 
-        let mut graph = self.tape.graph();
+        let mut borrowed = self.tape.graph();
+        let graph = &mut *borrowed;
+        let node = &mut graph.nodes[key];
+        node.replays += 1;
         graph.stats.replays += 1;
-        graph.stats.replayed_flops = graph.stats.replayed_flops.saturating_add(flops);
+        graph.stats.replayed_flops = graph.stats.replayed_flops.saturating_add(node.flops);
+        graph.stats.replayed_traffic = graph.stats.replayed_traffic.saturating_add(node.traffic);
         graph.stats.most_replays_of_a_node = graph.stats.most_replays_of_a_node.max(self.nodes[key].replays);
         *graph.stats.replayed_paths.entry(path.to_string()).or_default() += 1;
         if profile {
             let nanos = self.tape.0.kernel_nanos.get() - before;
             graph.stats.by_path.entry(path.to_string()).or_default().replay += nanos;
         }
-        drop(graph);
+        drop(borrowed);
 
         // Fill all outputs that this pass still reads; never replace one that is there.
         let mut all_transient = true;

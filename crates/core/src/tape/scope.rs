@@ -2,6 +2,7 @@
 
 use super::Tape;
 use super::graph::{Graph, MarkSource, Stored, ValueKey};
+use super::trace::Event;
 use crate::{Error, Mark, Result};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -85,17 +86,21 @@ impl Scope {
             frame.make_segment(&mut graph.next_segment);
         }
         graph.scopes.push(frame);
+        graph.tell(|_| Event::Open(name.to_string()));
         let depth = graph.scopes.len() - 1;
         drop(graph);
         Scope { tape: tape.clone(), depth, id, path }
     }
 
     /// Changes the open scope; where it has closed with one around it, that is an error, parked.
-    fn change(&self, what: &'static str, change: impl FnOnce(&mut ScopeFrame, &mut u32)) {
+    fn change(&self, what: &'static str, event: Event, change: impl FnOnce(&mut ScopeFrame, &mut u32)) {
         let mut graph = self.tape.graph();
         let graph = &mut *graph;
         match graph.scopes.get_mut(self.depth).filter(|s| s.id == self.id) {
-            Some(frame) => change(frame, &mut graph.next_segment),
+            Some(frame) => {
+                change(frame, &mut graph.next_segment);
+                graph.tell(|_| event);
+            }
             None => {
                 let reason = "the scope has closed, with the one around it; scopes close in reverse order".into();
                 let path = self.path.clone();
@@ -106,14 +111,14 @@ impl Scope {
 
     /// Marks every value of this scope that has no mark of its own. It overrules the policy and outer scopes.
     pub fn mark(self, mark: Mark) -> Scope {
-        self.change(mark.name(), |frame, _| frame.mark = Some(mark));
+        self.change(mark.name(), Event::ScopeMark(self.depth, mark), |frame, _| frame.mark = Some(mark));
         self
     }
 
     /// Makes this scope a segment: while backward visits another scope, a chain of replays through this one holds only
     /// its boundaries (the values that outlive it), not its inside.
     pub fn segment(self) -> Scope {
-        self.change("segment", ScopeFrame::make_segment);
+        self.change("segment", Event::Segment(self.depth), ScopeFrame::make_segment);
         self
     }
 }
@@ -141,6 +146,7 @@ impl Drop for Scope {
 }
 
 fn close(graph: &mut Graph) {
+    graph.tell(|_| Event::Close);
     let frame = graph.scopes.pop().expect("the loop above checks");
     let level = graph.scopes.len() - 1;
     let outer_segment = graph.scopes[level].segment;

@@ -6,6 +6,7 @@
 use super::NonFinite;
 use super::audit::Fingerprint;
 use super::graph::{Disposition, Graph, NodeKey, PendingQuantize, Quantized, Stored, ValueKey};
+use super::trace::Event;
 use crate::ops::Spec;
 use crate::{Error, Mark, Result, Tensor};
 
@@ -39,6 +40,8 @@ impl Graph {
         }
         v.live = Some(tensor.clone());
         v.stored = Stored::Unsettled;
+        let id = v.id;
+        self.tell(|_| Event::Reopen(id));
         self.retain_handle(leaf);
         true
     }
@@ -47,7 +50,10 @@ impl Graph {
     pub fn release_handle(&mut self, value: ValueKey) -> Option<PendingQuantize> {
         let v = self.values.get_mut(value)?;
         v.handles -= 1;
-        let (root, node, last) = (v.root, v.node, v.handles == 0);
+        let (root, node, last, id) = (v.root, v.node, v.handles == 0, v.id);
+        if last {
+            self.tell(|_| Event::Release(id));
+        }
         self.count_handle(value, -1);
         if last && root != value {
             self.values[value].live = None;

@@ -1,6 +1,7 @@
 //! Values as users hold them, and the gradients that a pass gives them.
 
 use super::graph::{MarkSource, Stored, ValueKey};
+use super::trace::{Event, LeafSource};
 use super::{EMPTY_GROUP, ParameterId, Tape};
 use crate::layout::Shape;
 use crate::mark::Int8Spec;
@@ -9,6 +10,7 @@ use crate::{DType, Error, Mark, Result, Tensor};
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// A value on a tape: a counted handle. When the last handle of a value (and of the views of it) goes, the tape stores,
@@ -69,7 +71,14 @@ impl Var {
 
     /// The same tensor as a constant: no gradient goes through it, and it holds nothing of what made it.
     pub fn detach(&self) -> Result<Var> {
-        self.tape.constant(&self.tensor()?)
+        let detached = self.tape.constant(&self.tensor()?)?;
+        let mut graph = self.tape.graph();
+        let of = graph.values[self.key].id;
+        if let Some(Event::Leaf { source, .. }) = graph.events.as_mut().and_then(|events| events.last_mut()) {
+            *source = LeafSource::Detached(of);
+        }
+        drop(graph);
+        Ok(detached)
     }
 
     /// Drop this value when its last handle goes, and replay its op when backward asks for it.
@@ -141,6 +150,7 @@ impl Var {
         let v = &mut graph.values[root];
         (v.mark, v.source, v.may_drop_outside) = (Some(mark), MarkSource::Value, false);
         graph.update_recipe(root);
+        graph.tell(|g| Event::Mark(g.values[self.key].id, mark));
         Ok(())
     }
 
@@ -153,7 +163,7 @@ impl Var {
     pub fn apply_all(&self, op: impl Into<Op>, others: &[&Var]) -> Result<Vec<Var>> {
         let mut inputs: SmallVec<[&Var; 3]> = smallvec![self];
         inputs.extend_from_slice(others);
-        Ok(self.tape.record(op.into(), &inputs)?.into_vec())
+        Ok(self.tape.record(Rc::new(op.into()), &inputs)?.into_vec())
     }
 
     /// An [`Error::InvalidInput`] about a call on this value.

@@ -1,0 +1,357 @@
+//! A forward pass that was recorded once and can be run again, with backward, under other marks.
+//!
+//! While a model runs on the meta device, all that its tape is told is noted: ops, handles that go, scopes, marks. Running
+//! the trace tells another tape the same. So peak and replays come from the engine's own code, and the model's doesn't run.
+
+use super::graph::{Graph, MarkSource, ValueKey};
+use super::{ParameterId, Scope, Tape, TapeOptions, Var};
+use crate::ops::Op;
+use crate::tensor::Template;
+use crate::{DType, Device, Error, Mark, Moment, Policy, Result, Tensor};
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// What a tape is told. Values go by their numbers, which a tape gives in the same order again.
+#[derive(Debug)]
+pub(crate) enum Event {
+    Open(String),
+    /// The depth of the scope, and the mark.
+    ScopeMark(usize, Mark),
+    Segment(usize),
+    Close,
+    Leaf {
+        source: LeafSource,
+        requires_grad: bool,
+        parameter: Option<ParameterId>,
+    },
+    /// A handle on a parameter's leaf once more.
+    Reopen(u64),
+    Op(Rc<Op>, SmallVec<[u64; 3]>),
+    /// The last handle went.
+    Release(u64),
+    Mark(u64, Mark),
+    Pause,
+    Resume,
+}
+
+/// Where a leaf's tensor comes from.
+#[derive(Debug)]
+pub(crate) enum LeafSource {
+    /// The user holds it all along.
+    Held(Tensor),
+    /// The tape alone held it: the same again.
+    Like(Template),
+    /// It is that of another value.
+    Detached(u64),
+}
+
+/// A forward pass up to its loss, recorded on the meta device.
+///
+/// ```
+/// use retape_core::{DType, Tensor, Trace, meta};
+///
+/// let device = meta();
+/// let x = Tensor::full(&device, &[256, 256], DType::F32, 0.0)?;
+/// let trace = Trace::record(&device, None, |tape| tape.leaf(&x)?.gelu()?.square()?.sum())?;
+/// assert_eq!(trace.run(None)?.replays, []);
+/// # Ok::<(), retape_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Trace {
+    device: Device,
+    events: Vec<Event>,
+    loss: u64,
+    nodes: Vec<TraceNode>,
+    values: Vec<TraceValue>,
+}
+
+/// An op of a [`Trace`] that isn't a view, or a leaf. Values are indices into [`Trace::values`], those that own their
+/// storage: a view stands for the value that it views.
+#[derive(Debug, Clone)]
+pub struct TraceNode {
+    /// Its number in recording order, as in [`Moment::node`].
+    pub sequence: u64,
+    /// The op's name, `leaf` for a leaf.
+    pub op: &'static str,
+    /// What it is computed from.
+    pub inputs: Vec<usize>,
+    /// What it computes.
+    pub outputs: Vec<usize>,
+    /// What its gradient reads; nothing where backward doesn't come by.
+    pub reads: Vec<usize>,
+    /// FLOPs of running it.
+    pub flops: u64,
+    /// Bytes that running it reads and writes.
+    pub traffic: u64,
+}
+
+/// A value of a [`Trace`] that owns its storage.
+#[derive(Debug, Clone)]
+pub struct TraceValue {
+    /// Its number on the tape, as in [`Site::id`](crate::Site::id).
+    pub id: u64,
+    /// Scopes and name.
+    pub path: String,
+    /// The op that made it.
+    pub op: &'static str,
+    /// The index of its node in [`Trace::nodes`].
+    pub node: usize,
+    /// Which output of the op.
+    pub output: usize,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its dtype.
+    pub dtype: DType,
+    /// Its bytes in full precision.
+    pub bytes: u64,
+    /// A leaf, an integer or a statistic: kept whatever the mark.
+    pub exact: bool,
+    /// Int8 is not for it: an op reads it exactly.
+    pub read_exactly: bool,
+    /// The mark that the user gave it by value, by scope or by the policy that the trace was recorded with.
+    pub given: Option<Mark>,
+}
+
+/// What a run of a [`Trace`] took.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DryRun {
+    /// Highest step bytes, those that were live before included.
+    pub peak_bytes: u64,
+    /// When that was.
+    pub peak_moment: Moment,
+    /// [`MemoryMeter::fingerprint`](crate::MemoryMeter::fingerprint) at the end of backward, gradients still there.
+    pub fingerprint: u64,
+    /// Bytes that the tape stored at the end of forward.
+    pub saved_bytes: u64,
+    /// Indices of the nodes that were replayed, and how often, in recording order.
+    pub replays: Vec<(usize, u64)>,
+    /// FLOPs of forward.
+    pub forward_flops: u64,
+    /// FLOPs of the replays.
+    pub replayed_flops: u64,
+    /// Bytes that quantizing and dequantizing read and wrote.
+    pub quantize_traffic: u64,
+}
+
+impl Trace {
+    /// Runs `forward` once on a tape of the meta device `device`, noting what it tells the tape, up to the loss that it
+    /// returns. Where there is a `policy`, its marks count as given: a run's policy can't overrule them.
+    ///
+    /// Tensors that `forward` makes and lets go before it ends count from when the tape gets them to when it frees them.
+    ///
+    /// # Errors
+    /// [`Error::DeviceMismatch`] on a device that computes, whatever `forward` returns, and [`Error::NoGradient`] where the
+    /// loss depends on no leaf with a gradient.
+    pub fn record<E: From<Error>>(
+        device: &Device,
+        policy: Option<Rc<dyn Policy>>,
+        forward: impl FnOnce(&Tape) -> Result<Var, E>,
+    ) -> Result<Trace, E> {
+        if device.computes() {
+            let (left, right) = (device.name(), "meta".into());
+            return Err(Error::DeviceMismatch { what: "Trace::record", left, right }.into());
+        }
+        let tape = Tape::with(device, TapeOptions { policy, ..TapeOptions::default() });
+        tape.graph().events = Some(Vec::new());
+        let loss = forward(&tape)?;
+        if !loss.requires_grad() {
+            let graph = tape.graph();
+            let value = &graph.values[loss.key];
+            let (path, op) = (value.path.to_string(), graph.nodes[value.node].op_name());
+            let reason = "it depends on no leaf that requires a gradient; make one with `leaf` or `parameter`".into();
+            return Err(Error::NoGradient { path, op, reason }.into());
+        }
+        let mut graph = tape.graph();
+        graph.check("Trace::record")?;
+        let mut trace = Trace {
+            device: device.clone(),
+            events: graph.events.take().unwrap_or_default(),
+            loss: graph.values[loss.key].id,
+            nodes: Vec::new(),
+            values: Vec::new(),
+        };
+        trace.list(&graph, loss.key);
+        drop(graph);
+        drop(loss);
+        drop(tape);
+        trace.let_go_of_unheld();
+        Ok(trace)
+    }
+
+    /// Lists the nodes and values that live when forward ends.
+    fn list(&mut self, graph: &Graph, loss: ValueKey) {
+        let mut reachable = slotmap::SecondaryMap::new();
+        let order = graph.in_recording_order();
+        reachable.insert(graph.values[loss].node, ());
+        for &key in order.iter().rev().filter(|&&key| graph.nodes[key].requires_grad) {
+            if reachable.contains_key(key) {
+                let node = &graph.nodes[key];
+                let inputs = node.inputs.iter().zip(&node.needs).filter(|(_, needs)| **needs);
+                inputs.for_each(|(&input, _)| {
+                    reachable.insert(graph.values[input].node, ());
+                });
+            }
+        }
+        let mut indices = HashMap::new();
+        for key in order {
+            let node = &graph.nodes[key];
+            let roots = node.outputs.iter().filter(|&&o| graph.root(o) == o);
+            let index = self.nodes.len();
+            let mut outputs = Vec::new();
+            for &root in roots {
+                let v = &graph.values[root];
+                indices.insert(root, self.values.len());
+                outputs.push(self.values.len());
+                self.values.push(TraceValue {
+                    id: v.id,
+                    path: v.path.to_string(),
+                    op: node.op_name(),
+                    node: index,
+                    output: v.output,
+                    shape: v.spec.shape.to_vec(),
+                    dtype: v.spec.dtype,
+                    bytes: v.spec.bytes(),
+                    exact: v.exact,
+                    read_exactly: v.read_exactly,
+                    given: v.mark.filter(|_| v.source != MarkSource::Default),
+                });
+            }
+            let reads: Vec<usize> = match reachable.contains_key(key) {
+                true => node.saved().iter().map(|&v| indices[&graph.root(v)]).collect(),
+                false => Vec::new(),
+            };
+            if outputs.is_empty() && reads.is_empty() {
+                continue; // a view
+            }
+            self.nodes.push(TraceNode {
+                sequence: node.sequence,
+                op: node.op_name(),
+                inputs: node.inputs.iter().map(|&i| indices[&graph.root(i)]).collect(),
+                outputs,
+                reads,
+                flops: node.flops,
+                traffic: node.traffic,
+            });
+        }
+    }
+
+    /// A leaf's tensor that nobody else holds any more was the tape's alone, and must not be held by the trace.
+    fn let_go_of_unheld(&mut self) {
+        for event in &mut self.events {
+            if let Event::Leaf { source, .. } = event
+                && let LeafSource::Held(tensor) = source
+                && tensor.holds_alone()
+            {
+                *source = LeafSource::Like(tensor.template());
+            }
+        }
+    }
+
+    /// Its ops but views, in recording order.
+    pub fn nodes(&self) -> &[TraceNode] {
+        &self.nodes
+    }
+
+    /// Its values, in recording order.
+    pub fn values(&self) -> &[TraceValue] {
+        &self.values
+    }
+
+    /// Runs forward and backward again under another policy.
+    ///
+    /// # Errors
+    /// Those of the tape: a hard limit of the device's meter that is too small, a user's rule that decides for nothing.
+    pub fn run(&self, policy: Option<Rc<dyn Policy>>) -> Result<DryRun> {
+        let meter = self.device.meter();
+        meter.reset_peak();
+        let tape = Tape::with(&self.device, TapeOptions { policy, ..TapeOptions::default() });
+        let loss = self.forward(&tape)?;
+        let saved_bytes = tape.saved_bytes();
+        let gradients = tape.backward(&loss)?;
+        let fingerprint = meter.fingerprint();
+        drop(gradients);
+        let graph = tape.graph();
+        let by_sequence: HashMap<u64, u64> =
+            graph.nodes.values().filter(|n| n.replays > 0).map(|n| (n.sequence, n.replays)).collect();
+        let replays = self.nodes.iter().enumerate();
+        let replays = replays.filter_map(|(i, n)| by_sequence.get(&n.sequence).map(|&count| (i, count))).collect();
+        Ok(DryRun {
+            peak_bytes: meter.step_peak(),
+            peak_moment: meter.peak_moment(),
+            fingerprint,
+            saved_bytes,
+            replays,
+            forward_flops: graph.stats.forward_flops,
+            replayed_flops: graph.stats.replayed_flops,
+            quantize_traffic: graph.stats.quantize_traffic,
+        })
+    }
+
+    /// Tells a tape of the same device what was noted, and returns the loss.
+    fn forward(&self, tape: &Tape) -> Result<Var> {
+        let mut handles: Vec<Option<Var>> = Vec::new();
+        // The user's tensors, for another handle on their leaf.
+        let mut leaves: HashMap<u64, (ValueKey, Tensor)> = HashMap::new();
+        let mut scopes: Vec<Scope> = Vec::new();
+        let hold = |handles: &mut Vec<Option<Var>>, var: Var| {
+            let id = tape.graph().values[var.key].id as usize;
+            if handles.len() <= id {
+                handles.resize_with(id + 1, || None);
+            }
+            handles[id] = Some(var);
+        };
+        let held = |handles: &'_ [Option<Var>], id: u64| -> Result<Var> {
+            handles.get(id as usize).and_then(Option::clone).ok_or_else(|| Trace::diverged(id))
+        };
+        for event in &self.events {
+            match event {
+                Event::Open(name) => scopes.push(tape.scope(name)),
+                Event::ScopeMark(depth, mark) => {
+                    let scope = scopes.remove(depth - 1);
+                    scopes.insert(depth - 1, scope.mark(*mark));
+                }
+                Event::Segment(depth) => {
+                    let scope = scopes.remove(depth - 1);
+                    scopes.insert(depth - 1, scope.segment());
+                }
+                Event::Close => drop(scopes.pop()),
+                Event::Leaf { source, requires_grad, parameter } => {
+                    let tensor = match source {
+                        LeafSource::Held(tensor) => tensor.clone(),
+                        LeafSource::Like(template) => template.make(&self.device)?,
+                        LeafSource::Detached(of) => held(&handles, *of)?.tensor()?,
+                    };
+                    let leaf = tape.add_leaf(&tensor, *requires_grad, *parameter)?;
+                    if let LeafSource::Held(tensor) = source {
+                        leaves.insert(tape.graph().values[leaf.key].id, (leaf.key, tensor.clone()));
+                    }
+                    hold(&mut handles, leaf);
+                }
+                Event::Reopen(id) => {
+                    let (key, tensor) = leaves.get(id).ok_or_else(|| Trace::diverged(*id))?;
+                    let mut graph = tape.graph();
+                    let requires_grad = graph.values[*key].requires_grad;
+                    graph.reopen_leaf(*key, tensor, requires_grad);
+                    drop(graph);
+                    hold(&mut handles, Var { tape: tape.clone(), key: *key });
+                }
+                Event::Op(op, inputs) => {
+                    let inputs = inputs.iter().map(|&id| held(&handles, id)).collect::<Result<SmallVec<[Var; 3]>>>()?;
+                    let outputs = tape.record(op.clone(), &inputs.iter().collect::<SmallVec<[&Var; 3]>>())?;
+                    outputs.into_iter().for_each(|output| hold(&mut handles, output));
+                }
+                Event::Release(id) => drop(handles.get_mut(*id as usize).and_then(Option::take)),
+                Event::Mark(id, mark) => held(&handles, *id)?.set_mark(*mark)?,
+                Event::Pause => tape.graph().paused += 1,
+                Event::Resume => tape.graph().paused -= 1,
+            }
+        }
+        held(&handles, self.loss)
+    }
+
+    fn diverged(id: u64) -> Error {
+        let reason = format!("a run of the trace has no handle on value {id}, as the recorded one had");
+        Error::Internal { op: "trace", path: String::new(), reason }
+    }
+}

@@ -1,0 +1,105 @@
+//! A recorded forward pass that is run again takes the memory of the model itself, to the byte and in the same order.
+
+use retape_core::{
+    DType, Device, Error, Kind, Mark, ParameterId, Policy, Result, Tape, TapeOptions, Tensor, Trace, Var,
+};
+use retape_core::{checkpoint, meta};
+use retape_nn::data::ByteText;
+use retape_nn::{AttentionForm, Gpt, GptConfig};
+use retape_policy::{Context, PRESETS, presets::preset};
+use retape_tests::programs::RandomMarks;
+use std::rc::Rc;
+
+/// Peak, saved bytes, fingerprint and replayed FLOPs.
+type Figures = (u64, u64, u64, u64);
+
+fn run(device: &Device, policy: Option<Rc<dyn Policy>>, forward: &dyn Fn(&Tape) -> Result<Var>) -> Figures {
+    device.meter().reset_peak();
+    let tape = Tape::with(device, TapeOptions { policy, ..TapeOptions::default() });
+    let loss = forward(&tape).unwrap();
+    let saved = tape.saved_bytes();
+    let gradients = tape.backward(&loss).unwrap();
+    let fingerprint = device.meter().fingerprint();
+    drop(gradients);
+    (device.meter().step_peak(), saved, fingerprint, tape.stats().replayed_flops)
+}
+
+fn check(name: &str, device: &Device, trace: &Trace, policy: Rc<dyn Policy>, forward: &dyn Fn(&Tape) -> Result<Var>) {
+    let own = run(device, Some(policy.clone()), forward);
+    let again = trace.run(Some(policy)).unwrap();
+    assert_eq!((again.peak_bytes, again.saved_bytes, again.fingerprint, again.replayed_flops), own, "{name}");
+    let listed: u64 = again.replays.iter().map(|&(node, count)| trace.nodes()[node].flops * count).sum();
+    assert_eq!(listed, again.replayed_flops, "{name}");
+}
+
+#[test]
+fn a_model_under_every_preset() {
+    for attention in [AttentionForm::Flash, AttentionForm::Explicit] {
+        for tied in [false, true] {
+            let config = GptConfig { attention, tied, dropout: 0.1, ..GptConfig::named("tiny").unwrap() };
+            let device = meta();
+            let model = Gpt::new(&device, &config, 1).unwrap();
+            let batch = ByteText::moby_dick().batches(config.seq, config.batch, 2).unwrap().batch(0);
+            let (tokens, targets) = batch.tensors(&device).unwrap();
+            let forward = |tape: &Tape| Ok(model.loss(tape, &tokens, &targets).unwrap());
+            let trace = Trace::record(&device, None, forward).unwrap();
+            let base = device.meter().live();
+            for p in PRESETS {
+                let policy = Rc::new(preset(p.name, &Context { blocks: config.layers }).unwrap());
+                check(p.name, &device, &trace, policy, &forward);
+                assert_eq!(device.meter().live(), base, "{}: a run leaves nothing", p.name);
+            }
+        }
+    }
+}
+
+/// All that a tape can be told: scopes with marks, segments, checkpoints, marks by value, constants that only the tape
+/// holds, detached values, values without a gradient, parameters that are used again after their handle went, handles that
+/// outlive their scope.
+fn all_kinds(tape: &Tape, x: &Tensor, w: &Tensor) -> Result<Var> {
+    let mut h = tape.leaf(x)?.matmul(&tape.parameter(ParameterId(7), w, true)?)?;
+    {
+        let _scope = tape.scope("a").mark(Mark::Recompute);
+        h = h.gelu()?.square()?;
+    }
+    {
+        let _scope = tape.scope("b").segment();
+        let bias = tape.constant(&Tensor::full(x.device(), &[64], DType::F32, 1.0)?)?;
+        h = h.add(&bias)?.softmax()?;
+        let frozen = tape.no_grad(|| h.exp()?.scale(2.0))?;
+        h = h.mul(&frozen)?;
+    }
+    let kept = h.clone().detach()?;
+    h = checkpoint(tape, "c", || h.matmul(&tape.parameter(ParameterId(7), w, true)?)?.gelu())?;
+    h = h.tanh()?.recompute()?;
+    let parts = h.split(-1, &[16, 48])?;
+    h = parts[1].cat(&[&parts[0]], -1)?;
+    drop(parts);
+    h.mul(&kept)?.sum()
+}
+
+#[test]
+fn all_that_a_tape_can_be_told() {
+    let device = meta();
+    let x = Tensor::full(&device, &[64, 64], DType::F32, 0.0).unwrap();
+    let w = Tensor::full(&device, &[64, 64], DType::F32, 0.0).unwrap();
+    let forward = |tape: &Tape| all_kinds(tape, &x, &w);
+    let trace = Trace::record(&device, None, forward).unwrap();
+    for seed in 0..300 {
+        check("random marks", &device, &trace, Rc::new(RandomMarks::new(seed, true)), &forward);
+    }
+    let given: Vec<_> = trace.values().iter().filter_map(|v| Some((v.op, v.given?))).collect();
+    assert_eq!(given, [("gelu", Mark::Recompute), ("matmul", Mark::Recompute), ("tanh", Mark::Recompute)]);
+}
+
+#[test]
+fn what_cannot_be_recorded_says_so() {
+    let x = Tensor::full(&meta(), &[2], DType::F32, 0.0).unwrap();
+    let constant = Trace::record(x.device(), None, |tape| tape.constant(&x)?.sum());
+    assert!(matches!(constant, Err(Error::NoGradient { .. })), "{constant:?}");
+    let cpu = Trace::record(&retape_cpu::device(), None, |tape| tape.leaf(&x)?.sum());
+    assert!(matches!(cpu, Err(Error::DeviceMismatch { .. })), "{cpu:?}");
+    let wrong = Trace::record(x.device(), None, |tape| tape.leaf(&x)?.gelu()?.reshape(&[3])?.sum());
+    assert!(wrong.is_err());
+    assert_eq!(x.device().meter().live_of(Kind::Activation), 0);
+}
