@@ -6,7 +6,7 @@ use crate::PRESETS;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// All that can go wrong in writing down a policy.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A pattern or a predicate of a rule can't be read.
@@ -62,6 +62,20 @@ pub enum Error {
     /// A file of rules can't be read.
     #[error("can't read the rules: {0}")]
     Unreadable(String),
+    /// No plan fits the budget.
+    #[error("no plan fits {budget} bytes; the smallest budget that has one is {smallest} bytes")]
+    Infeasible {
+        /// Bytes asked for.
+        budget: u64,
+        /// The least peak of all plans known.
+        smallest: u64,
+    },
+    /// Costs that nothing can have.
+    #[error("costs: {0}")]
+    InvalidCosts(String),
+    /// The engine couldn't run a forward pass that is being planned.
+    #[error(transparent)]
+    Engine(#[from] retape_core::Error),
     /// Something is wrong in a file.
     #[error("{file}: {error}")]
     File {

@@ -17,17 +17,17 @@ mod bytes;
 mod error;
 mod file;
 mod glob;
+mod planner;
 pub mod presets;
 mod rule;
 mod set;
 
 pub use bytes::parse_bytes;
 pub use error::{Error, Result};
+pub use planner::{CostModel, Int8Use, Plan, PlannedMark, Planner, PlannerOptions};
 pub use presets::{Context, PRESETS};
 pub use rule::{Rule, parse_mark};
 pub use set::RuleSet;
-
-// The planner, `budget(bytes)`, goes beside `presets`: it searches for marks with dry runs and isn't a fixed list of rules.
 
 /// The policy that `spec` names: a preset with its arguments, `length_adaptive:threshold=1024`, or the path of a file of
 /// rules, which ends in `.toml` (see [`RuleSet::from_toml`]).

@@ -1,0 +1,236 @@
+//! The plans that a planner knows, each run by the engine, and how it finds more.
+//!
+//! Nothing here depends on a budget, so that what one budget gets can't depend on what was asked before, and a larger one
+//! never gets a slower plan. First come the solutions of minimum cuts, for what counts when forward ends and then for what
+//! counts at the moments at which those plans peak. Then gaps between neighbours on the front of the best are filled by
+//! plans that are the one for some blocks and the other for the rest, and plans on the front are changed value by value.
+//! All of it stops when the engine has run so many nodes.
+
+use super::PlanMarks;
+use super::cut::Cut;
+use super::graph::{Choice, Graph};
+use crate::Result;
+use retape_core::{DryRun, Moment, Trace};
+use std::collections::HashSet;
+use std::rc::Rc;
+
+/// Nodes that the engine may run, forward and backward each once per plan that is tried. A bound in seconds would give
+/// other plans on another machine.
+const WORK: u64 = 100_000;
+
+/// A plan and what it takes.
+#[derive(Debug, Clone)]
+pub(super) struct Point {
+    pub choices: Rc<[Choice]>,
+    pub peak: u64,
+    /// Of replays, quantizing and dequantizing.
+    pub seconds: f64,
+    /// Bound of the gradient error.
+    pub error: f64,
+    pub run: DryRun,
+}
+
+#[derive(Debug)]
+pub(super) struct Search<'a> {
+    trace: &'a Trace,
+    graph: &'a Graph,
+    seconds_per_byte: f64,
+    max_error: f64,
+    work: u64,
+    known: HashSet<Rc<[Choice]>>,
+    /// Best plans, peak rising and seconds falling.
+    front: Vec<Point>,
+}
+
+impl<'a> Search<'a> {
+    pub fn new(trace: &'a Trace, graph: &'a Graph, seconds_per_byte: f64, max_error: f64) -> Search<'a> {
+        let (known, front) = (HashSet::new(), Vec::new());
+        Search { trace, graph, seconds_per_byte, max_error, work: WORK, known, front }
+    }
+
+    /// The front of all that was found.
+    pub fn explore(mut self) -> Result<Vec<Point>> {
+        let keep = vec![Choice::Keep; self.graph.items.len()];
+        self.try_plan(keep)?;
+        self.cuts(None)?;
+        let mut moments: Vec<Moment> = self.front.iter().map(|p| p.run.peak_moment).collect();
+        moments.sort_unstable();
+        moments.dedup();
+        // The moments of the front's ends and middle: peaks are at few.
+        let step = moments.len().div_ceil(4).max(1);
+        for moment in moments.into_iter().step_by(step) {
+            self.cuts(Some(moment))?;
+        }
+        loop {
+            let before = self.known.len();
+            self.fill_gaps()?;
+            self.change_values()?;
+            if self.known.len() == before || self.work == 0 {
+                return Ok(self.front);
+            }
+        }
+    }
+
+    /// Runs a plan, unless it is known, not allowed, or the work is done.
+    fn try_plan(&mut self, choices: Vec<Choice>) -> Result<()> {
+        let choices: Rc<[Choice]> = choices.into();
+        if self.known.contains(&choices) {
+            return Ok(());
+        }
+        let error = self.graph.error(&choices);
+        if error > self.max_error {
+            return Ok(());
+        }
+        // The first is what all else is compared with.
+        let visits = 2 * self.trace.nodes().len() as u64;
+        if self.work < visits && !self.front.is_empty() {
+            self.work = 0;
+            return Ok(());
+        }
+        self.work -= visits.min(self.work);
+        let point = run(self.trace, self.graph, self.seconds_per_byte, choices.clone(), error)?;
+        self.known.insert(choices);
+        insert(&mut self.front, point);
+        Ok(())
+    }
+
+    /// The solutions of cuts for what is live at a moment.
+    fn cuts(&mut self, moment: Option<Moment>) -> Result<()> {
+        let cut = Cut::new(self.graph, moment, self.seconds_per_byte);
+        let int8_errors: Vec<f64> = self.graph.items.iter().map(|i| i.int8_error).filter(|e| *e > 0.0).collect();
+        let int8 = self.graph.items.iter().any(|i| i.int8_bytes.is_some());
+        // From no price on error to one that forbids int8.
+        let mut prices = vec![0.0];
+        if int8 && !int8_errors.is_empty() {
+            let all: f64 = self.graph.seconds.iter().sum::<f64>();
+            let scale = all / int8_errors.iter().sum::<f64>();
+            prices.extend((-6..=6).map(|k| scale * 4f64.powi(k)));
+        }
+        let mut found: Vec<(f64, f64, Vec<Choice>)> = Vec::new();
+        for price in prices {
+            for solution in cut.hull(price) {
+                if self.graph.error(&solution.choices) <= self.max_error {
+                    found.push((solution.bytes, solution.seconds, solution.choices));
+                }
+            }
+        }
+        // What another beats in both isn't worth a run.
+        found.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        let mut least = f64::INFINITY;
+        for (_, seconds, choices) in found {
+            if seconds < least {
+                least = seconds;
+                self.try_plan(choices)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Halves the widest gaps of the front, until none can be.
+    fn fill_gaps(&mut self) -> Result<()> {
+        let mut tried: HashSet<[Rc<[Choice]>; 2]> = HashSet::new();
+        loop {
+            let (Some(first), Some(last)) = (self.front.first(), self.front.last()) else { return Ok(()) };
+            let width = (last.peak - first.peak).max(1) as f64;
+            let height = (first.seconds - last.seconds).max(f64::MIN_POSITIVE);
+            let gap = |pair: &[Point]| {
+                (pair[1].peak - pair[0].peak) as f64 / width * (pair[0].seconds - pair[1].seconds) / height
+            };
+            let open = self.front.windows(2).filter(|p| !tried.contains(&[p[0].choices.clone(), p[1].choices.clone()]));
+            // Finer than a thousandth of a thousandth isn't seen.
+            let widest = open.filter(|p| gap(p) > 1e-6).max_by(|a, b| gap(a).total_cmp(&gap(b)));
+            let Some([less, more]) = widest else { return Ok(()) };
+            let (less, more) = (less.choices.clone(), more.choices.clone());
+            tried.insert([less.clone(), more.clone()]);
+            let steps = path(self.graph, &less, &more);
+            if steps.len() < 2 {
+                continue;
+            }
+            for from in [0, steps.len() / 2] {
+                let mut mixed = less.to_vec();
+                for &item in &steps[from..(from + steps.len() / 2).min(steps.len())] {
+                    mixed[item] = more[item];
+                }
+                self.try_plan(mixed)?;
+            }
+            if self.work == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Changes plans of the front by one value, then by two.
+    fn change_values(&mut self) -> Result<()> {
+        for pairs in [false, true] {
+            let mut done: HashSet<Rc<[Choice]>> = HashSet::new();
+            while let Some(next) = self.front.iter().find(|p| !done.contains(&p.choices)).map(|p| p.choices.clone()) {
+                done.insert(next.clone());
+                let changes = self.changes(&next);
+                for (i, &(item, choice)) in changes.iter().enumerate() {
+                    let mut changed = next.to_vec();
+                    changed[item] = choice;
+                    if !pairs {
+                        self.try_plan(changed)?;
+                        continue;
+                    }
+                    for &(other, choice) in changes[..i].iter().filter(|(other, _)| *other != item) {
+                        let mut changed = changed.clone();
+                        changed[other] = choice;
+                        self.try_plan(changed)?;
+                    }
+                }
+                if self.work == 0 {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The changes of one value that are tried: of those of a class with the same choice, the first and the last.
+    fn changes(&self, choices: &[Choice]) -> Vec<(usize, Choice)> {
+        let mut changes = Vec::new();
+        for class in self.graph.classes.iter().rev() {
+            for of in [Choice::Keep, Choice::Recompute, Choice::Int8] {
+                let alike = || class.items.iter().copied().filter(|&i| choices[i] == of);
+                let (first, last) = (alike().next(), alike().next_back());
+                let ends = last.into_iter().chain(first.filter(|_| first != last));
+                changes.extend(ends.flat_map(|i| self.graph.others(i, of).map(move |c| (i, c))));
+            }
+        }
+        changes
+    }
+}
+
+/// Runs a plan.
+pub(super) fn run(
+    trace: &Trace,
+    graph: &Graph,
+    seconds_per_byte: f64,
+    choices: Rc<[Choice]>,
+    error: f64,
+) -> Result<Point> {
+    let run = trace.run(Some(Rc::new(PlanMarks::new(graph, &choices))))?;
+    let replays: f64 = run.replays.iter().map(|&(node, count)| graph.seconds[node] * count as f64).sum();
+    let seconds = replays + seconds_per_byte * run.quantize_traffic as f64;
+    Ok(Point { choices, peak: run.peak_bytes, seconds, error, run })
+}
+
+/// Puts a point on the front, if nothing there is as good in both.
+fn insert(front: &mut Vec<Point>, point: Point) {
+    let at = front.partition_point(|p| p.peak < point.peak);
+    let beaten = |p: &Point| p.peak <= point.peak && p.seconds <= point.seconds;
+    if at > 0 && beaten(&front[at - 1]) || front.get(at).is_some_and(beaten) {
+        return;
+    }
+    let worse = front[at..].iter().take_while(|p| p.seconds >= point.seconds).count();
+    front.splice(at..at + worse, [point]);
+}
+
+/// The items in which two plans differ, in the order in which one becomes the other: blocks nearest to the loss first, so
+/// that a part of the way is the one plan for the last blocks and the other for those before.
+pub(super) fn path(graph: &Graph, from: &[Choice], to: &[Choice]) -> Vec<usize> {
+    let mut differ: Vec<usize> = (0..from.len()).filter(|&i| from[i] != to[i]).collect();
+    differ.sort_by_key(|&i| std::cmp::Reverse(graph.items[i].value));
+    differ
+}
