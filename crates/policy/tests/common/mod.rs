@@ -5,7 +5,7 @@ use retape_core::{DType, Mark, Policy, Site};
 /// An f32 value.
 pub fn site<'a>(path: &'a str, op: &'static str, shape: &'a [usize]) -> Site<'a> {
     let bytes = 4 * shape.iter().product::<usize>() as u64;
-    Site { path, op, output: 0, shape, dtype: DType::F32, bytes, flops: bytes, traffic: 2 * bytes }
+    Site { id: 0, path, op, output: 0, shape, dtype: DType::F32, bytes, flops: bytes, traffic: 2 * bytes }
 }
 
 /// The mark that a policy gives.
