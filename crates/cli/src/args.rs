@@ -1,5 +1,6 @@
 //! The command line, as `--help` shows it.
 
+use crate::policy::{PolicySpec, parse_budget, parse_error};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use retape::policy::{PRESETS, Rule, parse_bytes};
 use retape::{DType, nn::AttentionForm, nn::GptConfig};
@@ -20,6 +21,7 @@ Examples:
   retape frontier --model w1 --out out       a larger one; table, and files in out/
   retape step --model w1 --policy selective  one model, one policy
   retape inspect --model gpt3-175b           its ledger, by a dry run
+  retape plan --model gpt2-xl --budget 50%   the cheapest marks for half of the memory
   retape train --steps 200 --save run        train on the built-in text
 
 Exit status: 0 done, 2 wrong usage or input, 1 anything else."
@@ -42,6 +44,9 @@ pub enum Command {
     /// Show the ledger of saved tensors, by a dry run.
     #[command(after_help = help(INSPECT.0, INSPECT.1))]
     Inspect(InspectArgs),
+    /// Plan marks for a byte budget.
+    #[command(after_help = help(PLAN.0, PLAN.1))]
+    Plan(PlanArgs),
     /// Train on text, with checkpoints that survive a kill at any moment.
     #[command(after_help = help(TRAIN.0, TRAIN.1))]
     Train(TrainArgs),
@@ -83,6 +88,17 @@ const INSPECT: Help = (
     "  retape inspect
   retape inspect --policy selective --attention explicit --all
   retape inspect --model gpt3-175b --policy full_per_layer --json",
+);
+
+const PLAN: Help = (
+    "\
+A budget bounds the step's peak; parameters, gradients and optimizer state come on top. What is promised is what \
+a step takes, to the byte. Int8 is used with --max-gradient-error alone: what it adds is measured on the device, \
+for this model, its first parameters and its first batch.",
+    "  retape plan --model gpt2-xl --budget 50%
+  retape plan --model w1 --budget 64MiB --out plan.toml    then: retape step --model w1 --policy plan.toml
+  retape plan --model w1 --budget 40% --max-gradient-error 0.01
+  retape plan --model w1 --budget 50% --measure --save-profile here.toml    with costs measured here",
 );
 
 const TRAIN: Help = (
@@ -238,6 +254,54 @@ pub struct MarkArgs {
     pub marks: Vec<Rule>,
 }
 
+/// A byte budget in place of a policy.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Policy")]
+pub struct BudgetArgs {
+    /// Plan marks whose peak fits: 512MiB, or 75% of what `none` takes
+    #[arg(long, value_name = "B", value_parser = parse_budget, conflicts_with = "policy")]
+    pub budget: Option<String>,
+    #[command(flatten)]
+    pub planning: PlanningArgs,
+}
+
+/// How budgets are planned.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Policy")]
+pub struct PlanningArgs {
+    /// Let a budget's plan use int8 that adds at most this relative error to the gradients; measured
+    #[arg(long, value_name = "E", value_parser = parse_error, allow_negative_numbers = true)]
+    pub max_gradient_error: Option<f64>,
+    /// Elements per scale of a plan's int8 [default: 64]
+    #[arg(long, value_name = "N", value_parser = parse_positive, allow_negative_numbers = true)]
+    pub int8_group: Option<u64>,
+    /// Plan with the costs and errors of this file; see `retape plan --save-profile`
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+}
+
+impl PlanningArgs {
+    /// A budget as a policy.
+    pub fn spec(&self, budget: &str, marks: &[Rule]) -> PolicySpec {
+        let error = self.max_gradient_error.map_or(String::new(), |e| format!(":max_gradient_error={e}"));
+        let group = self.int8_group.map_or(String::new(), |n| format!(":group={n}"));
+        let profile = self.profile.clone();
+        PolicySpec { profile, ..PolicySpec::new(&format!("budget:{budget}{error}{group}"), marks) }
+    }
+}
+
+impl BudgetArgs {
+    /// The budget, or else the policy of this name.
+    pub fn or_policy(&self, name: Option<&str>, marks: &[Rule]) -> PolicySpec {
+        match &self.budget {
+            Some(budget) => self.planning.spec(budget, marks),
+            None => {
+                PolicySpec { profile: self.planning.profile.clone(), ..PolicySpec::new(name.unwrap_or("none"), marks) }
+            }
+        }
+    }
+}
+
 #[derive(Debug, Clone, Default, Args)]
 pub struct FrontierArgs {
     /// Policies, separated by commas [default: all presets]
@@ -246,6 +310,11 @@ pub struct FrontierArgs {
     /// One more policy (repeatable)
     #[arg(long = "policy", value_name = "P", help_heading = "Policy")]
     pub policy: Vec<String>,
+    /// Budgets to plan for, separated by commas: 512MiB, or 75% of what `none` takes
+    #[arg(long, value_name = "A,B", value_delimiter = ',', value_parser = parse_budget, help_heading = "Policy")]
+    pub budgets: Vec<String>,
+    #[command(flatten)]
+    pub planning: PlanningArgs,
     #[command(flatten)]
     pub marks: MarkArgs,
     #[command(flatten)]
@@ -262,6 +331,8 @@ pub struct StepArgs {
     /// The policy (repeatable: one line each) [default: none]
     #[arg(long = "policy", value_name = "P", help_heading = "Policy")]
     pub policy: Vec<String>,
+    #[command(flatten)]
+    pub budget: BudgetArgs,
     #[command(flatten)]
     pub marks: MarkArgs,
     #[command(flatten)]
@@ -290,7 +361,34 @@ pub struct InspectArgs {
     #[arg(long = "policy", value_name = "P", help_heading = "Policy")]
     pub policy: Option<String>,
     #[command(flatten)]
+    pub budget: BudgetArgs,
+    #[command(flatten)]
     pub marks: MarkArgs,
+    /// List every value; without it blocks are grouped
+    #[arg(long)]
+    pub all: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct PlanArgs {
+    /// The step's peak at most: 512MiB, or 75% of what `none` takes
+    #[arg(long, value_name = "B", value_parser = parse_budget)]
+    pub budget: String,
+    #[command(flatten)]
+    pub planning: PlanningArgs,
+    #[command(flatten)]
+    pub marks: MarkArgs,
+    /// Measure what ops cost here, instead of taking their FLOPs and bytes
+    #[arg(long)]
+    pub measure: bool,
+    /// Write what was measured into this file, for --profile
+    #[arg(long, value_name = "FILE")]
+    pub save_profile: Option<PathBuf>,
+    /// Write the plan as a file of rules, for --policy
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
     /// List every value; without it blocks are grouped
     #[arg(long)]
     pub all: bool,
@@ -312,6 +410,8 @@ pub struct TrainArgs {
     /// The policy [default: none, or the checkpoint's]
     #[arg(long = "policy", value_name = "P", help_heading = "Policy")]
     pub policy: Option<String>,
+    #[command(flatten)]
+    pub budget: BudgetArgs,
     #[command(flatten)]
     pub marks: MarkArgs,
     /// Keep checkpoints in this directory

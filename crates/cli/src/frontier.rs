@@ -6,7 +6,7 @@ use crate::error::{Failure, Result};
 use crate::line::Line;
 use crate::measure::{Case, Plan, measure};
 use crate::model;
-use crate::policy::NamedPolicy;
+use crate::policy::{NamedPolicy, PolicySpec};
 use crate::report::{self, bytes, figure, median};
 use crate::resident;
 use crate::subject::DryRun;
@@ -15,6 +15,7 @@ use retape::policy::PRESETS;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::Path;
+use std::rc::Rc;
 
 /// A point of the frontier.
 #[derive(Debug, Clone, Serialize)]
@@ -51,7 +52,10 @@ struct Range {
 impl Range {
     fn of(config: &GptConfig, form: AttentionForm) -> Result<Range> {
         let dry = DryRun::new(&GptConfig { attention: form, ..config.clone() })?;
-        let peak = |name| Ok::<_, Failure>(dry.predict(&NamedPolicy::new(name, &[], config.layers)?)?.peak_bytes);
+        let peak = |name| {
+            let rules = Rc::new(PolicySpec::new(name, &[]).rules(config.layers)?);
+            Ok::<_, Failure>(dry.predict(&NamedPolicy { rules, ..NamedPolicy::none() })?.peak_bytes)
+        };
         Ok(Range { none: peak("none")?, full: peak("full_per_layer")? })
     }
 
@@ -65,7 +69,7 @@ impl Range {
 pub fn run(args: &FrontierArgs, common: &Common) -> Result<()> {
     let config = args.model.config()?;
     let attention = args.model.attention.unwrap_or(Attention::Both);
-    let policies = policies(args, &config)?;
+    let policies = policies(args)?;
     if let Some(dir) = &args.out {
         std::fs::create_dir_all(dir)
             .map_err(|e| Failure::usage(format!("--out {}: can't make this directory: {e}", dir.display())))?;
@@ -120,14 +124,20 @@ pub fn run(args: &FrontierArgs, common: &Common) -> Result<()> {
 }
 
 /// `none` first, then what was asked for, each once.
-fn policies(args: &FrontierArgs, config: &GptConfig) -> Result<Vec<NamedPolicy>> {
+fn policies(args: &FrontierArgs) -> Result<Vec<PolicySpec>> {
     let mut names: Vec<&str> = args.policies.iter().chain(&args.policy).map(|name| name.trim()).collect();
-    if names.is_empty() {
+    if names.is_empty() && args.budgets.is_empty() {
         names = PRESETS.iter().map(|preset| preset.name).collect();
     }
-    let mut policies = vec![NamedPolicy::none()];
-    for name in names {
-        let policy = NamedPolicy::new(name, &args.marks.marks, config.layers)?;
+    let marks = &args.marks.marks;
+    let named = names.into_iter().map(|name| PolicySpec::new(name, marks));
+    let budgets = args.budgets.iter().map(|budget| args.planning.spec(budget.trim(), marks));
+    let mut policies = vec![PolicySpec::none()];
+    for policy in named.chain(budgets) {
+        // Every one is known to be right before any is measured.
+        if policy.budget()?.is_none() {
+            policy.rules(1)?;
+        }
         if policies.iter().all(|known| known.label() != policy.label()) {
             policies.push(policy);
         }

@@ -2,8 +2,10 @@
 
 use crate::args::{Common, InspectArgs};
 use crate::error::Result;
+use crate::planning::Planning;
 use crate::policy::NamedPolicy;
 use crate::report::{self, bytes, count};
+use crate::subject::DryRun;
 use crate::trainer::Batcher;
 use retape::LedgerEntry;
 use retape::nn::{Gpt, GptConfig};
@@ -14,8 +16,8 @@ use std::collections::BTreeSet;
 /// Runs the command.
 pub fn run(args: &InspectArgs, common: &Common) -> Result<()> {
     let config = GptConfig { attention: args.model.form("inspect")?, ..args.model.config()? };
-    let name = args.policy.as_deref().unwrap_or("none");
-    let policy = NamedPolicy::new(name, &args.marks.marks, config.layers)?;
+    let spec = args.budget.or_policy(args.policy.as_deref(), &args.marks.marks);
+    let policy = Planning::new(&DryRun::new(&config)?, common).policy(&spec)?;
     let (ledger, peak) = dry_run(&config, &policy, common)?;
     let totals = ledger.totals();
     if common.json {
@@ -70,7 +72,7 @@ struct Group<'a> {
 fn groups(ledger: &Ledger) -> Vec<Group<'_>> {
     let mut groups: Vec<Group<'_>> = Vec::new();
     for value in &ledger.values {
-        let path = without_numbers(&value.path);
+        let path = report::without_numbers(&value.path);
         let same = |g: &Group<'_>| {
             let (a, b) = (g.first, value);
             g.path == path
@@ -89,12 +91,6 @@ fn groups(ledger: &Ledger) -> Vec<Group<'_>> {
         }
     }
     groups
-}
-
-/// A path with `*` for each segment that is a number.
-fn without_numbers(path: &str) -> String {
-    let star = |segment| if str::parse::<u64>(segment).is_ok() { "*" } else { segment };
-    path.split('.').map(star).collect::<Vec<_>>().join(".")
 }
 
 fn print(ledger: &Ledger, all: bool) -> Result<()> {
@@ -117,7 +113,7 @@ fn print(ledger: &Ledger, all: bool) -> Result<()> {
     for group in &groups {
         let value = group.first;
         let readers: BTreeSet<String> =
-            value.readers.iter().map(|path| if all { path.clone() } else { without_numbers(path) }).collect();
+            value.readers.iter().map(|path| if all { path.clone() } else { report::without_numbers(path) }).collect();
         let readers = readers.into_iter().collect::<Vec<_>>().join(", ");
         let readers = if all { readers } else { report::shortened(&readers, 44) };
         let mark = if value.held_by_handle { format!("{} (held)", value.mark) } else { value.mark.to_owned() };

@@ -52,8 +52,8 @@ impl Line {
             version: env!("CARGO_PKG_VERSION"),
             workload: workload.to_owned(),
             attention: case.form.name(),
-            policy: case.policy.name.clone(),
-            marks: case.policy.marks.clone(),
+            policy: case.policy.spec.name.clone(),
+            marks: case.policy.spec.marks.iter().map(ToString::to_string).collect(),
             device: if common.device == DeviceKind::Meta { "meta" } else { "cpu" },
             threads: common.thread_count(),
             dtype: config.dtype.name(),
@@ -76,7 +76,7 @@ impl Line {
             loss: case.warm_up.loss,
             grad_norm: case.gradient_norm,
             gflops: total_ms.map(|ms| config.step_flops() / ms / 1e6),
-            budget_bytes: None,
+            budget_bytes: case.policy.plan.as_ref().map(|planned| planned.budget),
             loss_after: case.loss_after,
         }
     }

@@ -10,6 +10,8 @@ mod labels;
 mod line;
 mod measure;
 mod model;
+mod plan;
+mod planning;
 mod policy;
 mod process;
 mod report;
@@ -57,6 +59,7 @@ fn run(cli: Option<Cli>) -> Result<()> {
         Command::Frontier(args) => frontier::run(&args, &common),
         Command::Step(args) => step::run(&args, &common),
         Command::Inspect(args) => inspect::run(&args, &common),
+        Command::Plan(args) => plan::run(&args, &common),
         Command::Train(args) => train::run(&args, &common),
     }
 }

@@ -5,7 +5,8 @@
 
 use crate::args::{Common, DeviceKind};
 use crate::error::{Failure, Result};
-use crate::policy::NamedPolicy;
+use crate::planning::Planning;
+use crate::policy::{NamedPolicy, PolicySpec};
 use crate::subject::{DryRun, Prediction, Sample, Subject};
 use crate::trainer::{Batcher, Settings, Trainer};
 use retape::nn::{AttentionForm, Gpt, GptConfig};
@@ -65,7 +66,7 @@ fn needed_bytes(config: &GptConfig, forms: usize, plan: Plan, peak: u64) -> u64 
 pub fn measure(
     config: &GptConfig,
     forms: &[AttentionForm],
-    policies: &[NamedPolicy],
+    policies: &[PolicySpec],
     plan: Plan,
     common: &Common,
     mut tick: impl FnMut(&str),
@@ -77,8 +78,11 @@ pub fn measure(
     let mut predictions = Vec::new();
     for &form in forms {
         let dry = DryRun::new(&GptConfig { attention: form, ..config.clone() })?;
-        for policy in policies {
-            predictions.push((form, policy, dry.predict(policy)?));
+        let mut planning = Planning::new(&dry, common);
+        for spec in policies {
+            let policy = planning.policy(spec)?;
+            let prediction = dry.predict(&policy)?;
+            predictions.push((form, policy, prediction));
         }
     }
     let peak = predictions.iter().map(|(_, _, p)| p.peak_bytes).max().unwrap_or(0);
@@ -89,7 +93,7 @@ pub fn measure(
     }
     let device = common.open_device()?;
     let first = Subject::new(&device, &GptConfig { attention: forms[0], ..config.clone() }, seed)?;
-    let resident = if plan.resident && device.computes() { first.resident_delta(&policies[0])? } else { None };
+    let resident = if plan.resident && device.computes() { first.resident_delta(&predictions[0].1)? } else { None };
     let mut subjects = vec![first];
     for &form in &forms[1..] {
         subjects.push(subjects[0].with_form(form)?);
@@ -104,7 +108,7 @@ pub fn measure(
         if reference.as_ref().is_some_and(|(of, _)| *of != form) {
             reference = None;
         }
-        let (warm_up, gradients) = subject.step(policy, false)?;
+        let (warm_up, gradients) = subject.step(&policy, false)?;
         let (mut gradient_norm, mut gradient_error) = (None, None);
         if device.computes() {
             gradient_norm = Some(subject.gradient_norm(&gradients)?);
@@ -125,7 +129,7 @@ pub fn measure(
         }
         cases.push(Case {
             form,
-            policy: policy.clone(),
+            policy,
             prediction,
             warm_up,
             rounds: Vec::new(),

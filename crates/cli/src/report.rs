@@ -62,6 +62,12 @@ pub fn pairs(rows: impl IntoIterator<Item = (&'static str, String)>) -> Table {
     table
 }
 
+/// A path with `*` for each segment that is a number.
+pub fn without_numbers(path: &str) -> String {
+    let star = |segment| if str::parse::<u64>(segment).is_ok() { "*" } else { segment };
+    path.split('.').map(star).collect::<Vec<_>>().join(".")
+}
+
 /// A text's first characters, with a mark where more were.
 pub fn shortened(text: &str, characters: usize) -> String {
     match text.char_indices().nth(characters) {

@@ -6,6 +6,7 @@ use crate::measure::Case;
 use crate::{model, report};
 use retape::nn::GptConfig;
 use serde_json::Value;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Runs `retape step` once per case, without rounds, and takes its `peak_rss_delta_bytes`. What can't be measured stays
@@ -21,14 +22,38 @@ pub fn measure(cases: &mut [Case], name: &str, config: &GptConfig, common: &Comm
 }
 
 fn one(case: &Case, name: &str, config: &GptConfig, common: &Common) -> Result<Option<u64>, String> {
+    // A budget's plan goes as a file of rules: planning would leave its own memory behind in that process.
+    let file = case.policy.plan.as_ref().map(|planned| {
+        let file = std::env::temp_dir().join(format!("retape-plan-{}.toml", std::process::id()));
+        std::fs::write(&file, planned.plan.to_toml()).map(|()| file).map_err(|e| e.to_string())
+    });
+    let file = file.transpose()?;
+    let result = run(case, file.as_deref(), name, config, common);
+    if let Some(file) = file {
+        std::fs::remove_file(file).map_err(|e| e.to_string())?;
+    }
+    result
+}
+
+fn run(
+    case: &Case,
+    plan: Option<&Path>,
+    name: &str,
+    config: &GptConfig,
+    common: &Common,
+) -> Result<Option<u64>, String> {
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
     let mut command = Command::new(program);
-    command.args(["step", "--json", "--steps", "0", "--policy", &case.policy.name]);
+    command.args(["step", "--json", "--steps", "0", "--policy"]);
+    match plan {
+        Some(file) => command.arg(file),
+        None => command.arg(&case.policy.spec.name),
+    };
     command.args(model::flags(name, &GptConfig { attention: case.form, ..config.clone() }));
     command.args(["--threads", &common.thread_count().to_string()]);
     command.args(["--seed", &common.seed.unwrap_or(0).to_string()]);
-    for mark in &case.policy.marks {
-        command.args(["--mark", mark]);
+    for mark in &case.policy.spec.marks {
+        command.args(["--mark", &mark.to_string()]);
     }
     let output = command.stdin(Stdio::null()).output().map_err(|e| e.to_string())?;
     if !output.status.success() {

@@ -4,7 +4,7 @@ use crate::args::{Attention, Common, DeviceKind, StepArgs};
 use crate::error::Result;
 use crate::line::Line;
 use crate::measure::{Case, Plan, measure};
-use crate::policy::NamedPolicy;
+use crate::policy::PolicySpec;
 use crate::report::{bytes, figure};
 use crate::{model, report, resident};
 use retape::nn::GptConfig;
@@ -25,11 +25,11 @@ struct PathRow {
 pub fn run(args: &StepArgs, common: &Common) -> Result<()> {
     let config = args.model.config()?;
     let attention = args.model.attention.unwrap_or(Attention::Flash);
-    let names = if args.policy.is_empty() { &["none".to_owned()][..] } else { &args.policy };
-    let policies = names
-        .iter()
-        .map(|name| NamedPolicy::new(name, &args.marks.marks, config.layers))
-        .collect::<Result<Vec<_>>>()?;
+    let marks = &args.marks.marks;
+    let policies: Vec<PolicySpec> = match &args.policy[..] {
+        [] => vec![args.budget.or_policy(None, marks)],
+        names => names.iter().map(|name| args.budget.or_policy(Some(name), marks)).collect(),
+    };
     let single = policies.len() * attention.forms().len() == 1;
     let plan = Plan {
         rounds: args.measure.steps.unwrap_or(7),

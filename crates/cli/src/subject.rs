@@ -3,11 +3,13 @@
 
 use crate::error::{Failure, Result};
 use crate::policy::NamedPolicy;
-use crate::process;
 use crate::trainer::Batcher;
-use retape::Stats;
+use crate::{process, report};
 use retape::nn::{AttentionForm, Gpt, GptConfig, clip_grad_norm};
-use retape::prelude::{Device, Gradients, Tape, TapeOptions, Tensor};
+use retape::policy::Sensitivity;
+use retape::prelude::{Device, Gradients, Int8Spec, Policy, Tape, TapeOptions, Tensor};
+use retape::{Stats, Trace};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// A model with a batch, on a device.
@@ -100,6 +102,20 @@ impl Subject {
         Ok(clip_grad_norm(gradients, &self.model.parameters(), f64::INFINITY)?.norm)
     }
 
+    /// What int8 of each kind of value adds to the gradients; `trace` is the same model's.
+    pub fn sensitivity(&self, trace: &Trace, spec: Int8Spec) -> Result<Sensitivity> {
+        let bar = report::progress(0);
+        let forward = |tape: &Tape| self.model.loss(tape, &self.tokens, &self.targets).map_err(Failure::from);
+        let tick = |kind: &str| {
+            bar.set_message(format!("gradient error of int8: {kind}"));
+            bar.inc_length(1);
+            bar.inc(1);
+        };
+        let sensitivity = Sensitivity::measure(self.device(), trace, spec, forward, tick)?;
+        bar.finish_and_clear();
+        Ok(sensitivity)
+    }
+
     /// Relative L2 distance of all gradients from a reference's.
     pub fn gradient_error(&self, gradients: &Gradients, reference: &Gradients) -> Result<f64> {
         let (mut error, mut norm) = (0.0, 0.0);
@@ -153,6 +169,19 @@ impl DryRun {
     /// On a meta device of its own, without a limit.
     pub fn new(config: &GptConfig) -> Result<DryRun> {
         Ok(DryRun(Subject::new(&retape::meta(), config, 0)?))
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &GptConfig {
+        self.0.config()
+    }
+
+    /// The forward pass, with the marks of `rules` given.
+    pub fn trace(&self, rules: Option<Rc<dyn Policy>>) -> Result<Trace> {
+        let subject = &self.0;
+        Trace::record(subject.device(), rules, |tape| {
+            Ok(subject.model.loss(tape, &subject.tokens, &subject.targets)?)
+        })
     }
 
     /// What a step under this policy will take.

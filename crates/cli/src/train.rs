@@ -3,7 +3,8 @@
 use crate::args::{Common, DeviceKind, SettingArgs, TrainArgs};
 use crate::checkpoint::{self, DataId, FORMAT, Lock, RunConfig};
 use crate::error::{Failure, Result};
-use crate::policy::NamedPolicy;
+use crate::planning::Planning;
+use crate::policy::{NamedPolicy, PolicySpec};
 use crate::report::{self, bytes};
 use crate::subject::DryRun;
 use crate::trainer::{Batcher, Settings, Trained, Trainer};
@@ -31,14 +32,15 @@ pub fn run(args: &TrainArgs, common: &Common) -> Result<()> {
     let saved = resumed.as_deref().map(checkpoint::read_config).transpose()?;
     let (text, validation) = texts(args, saved.as_ref())?;
     let config = config(args, common, saved.as_ref(), DataId::of(&text.0, text.1.as_deref()))?;
-    let policy = policy(&config)?;
+    let dry = DryRun::new(&config.model)?;
+    let policy = Planning::new(&dry, common).policy(&spec(&config, args)?)?;
     if let Some(dir) = &args.save {
         prepare_directory(dir, args.resume.as_deref(), &mut lock)?;
     }
     let batcher = Batcher::new(&text.0, &config.model, config.seed)?;
     let validation = validation.map(|text| Batcher::new(&text, &config.model, config.seed)).transpose()?;
 
-    let peak = DryRun::new(&config.model)?.predict(&policy)?.peak_bytes;
+    let peak = dry.predict(&policy)?.peak_bytes;
     let parameters = config.model.parameter_bytes() as u64;
     common.check_fits(peak.saturating_add(4 * parameters))?;
     let device = common.open_device()?;
@@ -78,13 +80,14 @@ fn train(
         .checked_add(args.steps)
         .ok_or_else(|| Failure::usage(format!("--steps {}: too many to count", args.steps)))?;
     let tokens = (config.model.batch * config.model.seq) as f64;
+    let budget = policy.plan.as_ref().map(|planned| planned.budget);
     let bar = report::progress(args.steps);
     while trainer.done < last {
         let trained = trainer.step(policy)?;
         let (step, is_last) = (trainer.done, trainer.done == last);
         let due = is_last || (args.val_every > 0 && step.is_multiple_of(args.val_every));
         let validation_loss = validation.filter(|_| due).map(|text| trainer.validate(text)).transpose()?;
-        let line = describe(step, &trained, tokens, validation_loss, common.json);
+        let line = describe(step, &trained, tokens, validation_loss, budget, common.json);
         bar.suspend(|| report::print_line(&line))?;
         bar.inc(1);
         if let Some(dir) = args.save.as_deref().filter(|_| is_last || step.is_multiple_of(args.save_every)) {
@@ -98,10 +101,17 @@ fn train(
     Ok(())
 }
 
-fn describe(step: u64, trained: &Trained, tokens: f64, validation_loss: Option<f64>, as_json: bool) -> String {
+fn describe(
+    step: u64,
+    trained: &Trained,
+    tokens: f64,
+    validation_loss: Option<f64>,
+    budget_bytes: Option<u64>,
+    as_json: bool,
+) -> String {
     let tokens_per_s = tokens / trained.time.as_secs_f64();
     if as_json {
-        let (loss, peak_bytes, budget_bytes) = (trained.loss, trained.peak_bytes, None::<u64>);
+        let (loss, peak_bytes) = (trained.loss, trained.peak_bytes);
         return json!({
             "step": step, "loss": loss, "tokens_per_s": tokens_per_s, "peak_bytes": peak_bytes,
             "budget_bytes": budget_bytes, "validation_loss": validation_loss,
@@ -136,6 +146,10 @@ fn texts(args: &TrainArgs, saved: Option<&RunConfig>) -> Result<(Text, Option<By
 
 /// The run's configuration: the checkpoint's, or the command line's. What would change a checkpoint's bits is an error.
 fn config(args: &TrainArgs, common: &Common, saved: Option<&RunConfig>, data: DataId) -> Result<RunConfig> {
+    let asked = match &args.budget.budget {
+        Some(budget) => Some(args.budget.planning.spec(budget, &[]).name),
+        None => args.policy.clone(),
+    };
     let marks = || args.marks.marks.iter().map(Rule::to_string).collect::<Vec<_>>();
     let config = match saved {
         None => {
@@ -146,7 +160,7 @@ fn config(args: &TrainArgs, common: &Common, saved: Option<&RunConfig>, data: Da
                 seed: common.seed.unwrap_or(0),
                 name: args.model.name().to_owned(),
                 model: GptConfig { attention: form, ..args.model.config()? },
-                policy: args.policy.clone().unwrap_or_else(|| "none".into()),
+                policy: asked.unwrap_or_else(|| "none".into()),
                 marks: marks(),
                 settings: settings(&args.settings, Settings::default()),
                 data,
@@ -171,8 +185,8 @@ fn config(args: &TrainArgs, common: &Common, saved: Option<&RunConfig>, data: Da
                 return differs("the text of --data");
             }
             let mut config = RunConfig { settings: settings(&args.settings, saved.settings), data, ..saved.clone() };
-            if let Some(policy) = &args.policy {
-                (config.policy, config.marks) = (policy.clone(), marks());
+            if let Some(policy) = asked {
+                (config.policy, config.marks) = (policy, marks());
             } else if !args.marks.marks.is_empty() {
                 config.marks = marks();
             }
@@ -188,9 +202,10 @@ fn config(args: &TrainArgs, common: &Common, saved: Option<&RunConfig>, data: Da
     Ok(config)
 }
 
-fn policy(config: &RunConfig) -> Result<NamedPolicy> {
+fn spec(config: &RunConfig, args: &TrainArgs) -> Result<PolicySpec> {
     let marks = config.marks.iter().map(|mark| mark.parse::<Rule>()).collect::<Result<Vec<_>, _>>()?;
-    NamedPolicy::new(&config.policy, &marks, config.model.layers)
+    let profile = args.budget.planning.profile.clone();
+    Ok(PolicySpec { profile, ..PolicySpec::new(&config.policy, &marks) })
 }
 
 fn settings(args: &SettingArgs, base: Settings) -> Settings {

@@ -70,9 +70,9 @@ pub enum Error {
         /// The least peak of all plans known.
         smallest: u64,
     },
-    /// Costs that nothing can have.
-    #[error("costs: {0}")]
-    InvalidCosts(String),
+    /// A profile with figures that nothing can have.
+    #[error("profile: {0}")]
+    InvalidProfile(String),
     /// The engine couldn't run a forward pass that is being planned.
     #[error(transparent)]
     Engine(#[from] retape_core::Error),

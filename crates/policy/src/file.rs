@@ -17,8 +17,9 @@ struct File {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
-    path: String,
+    path: Option<String>,
     mark: String,
+    ids: Option<Vec<u64>>,
     group: Option<usize>,
     op: Option<String>,
     min_bytes: Option<NumberOrText>,
@@ -53,7 +54,7 @@ impl RuleSet {
     ///     preset = "selective"
     ///
     ///     [[rule]]
-    ///     path = "blocks.*.mlp.*"      # see `Rule` for the patterns
+    ///     path = "blocks.*.mlp.*"      # see `Rule` for the patterns; or `ids`, see `Rule::ids`
     ///     mark = "int8"                # or "keep", "recompute"
     ///     group = 32                   # of int8: elements per scale, 64 if left out
     ///     op = "gelu*"                 # this and all below may be left out
@@ -93,9 +94,19 @@ fn rule(entry: Entry) -> Result<Rule, String> {
         (mark, None) => mark,
         (mark, Some(_)) => return Err(format!("`group` belongs to mark = \"int8\", and the mark is \"{mark}\"")),
     };
+    match (&entry.path, &entry.ids) {
+        (None, None) => {
+            return Err("has neither `path` nor `ids`; write the pattern of the values it is for".to_owned());
+        }
+        (_, Some(ids)) if ids.is_empty() => return Err("`ids` is empty; leave it out, or list numbers".to_owned()),
+        _ => {}
+    }
     let bytes = |size: NumberOrText| parse_bytes(&size.text());
     let build = || {
-        let mut rule = Rule::new(&entry.path, mark)?;
+        let mut rule = Rule::new(entry.path.as_deref().unwrap_or("**"), mark)?;
+        if let Some(ids) = entry.ids {
+            rule = rule.ids(ids);
+        }
         if let Some(op) = &entry.op {
             rule = rule.op(op)?;
         }

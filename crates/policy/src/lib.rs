@@ -24,7 +24,9 @@ mod set;
 
 pub use bytes::parse_bytes;
 pub use error::{Error, Result};
-pub use planner::{CostModel, Int8Use, Plan, PlannedMark, Planner, PlannerOptions};
+pub use planner::{
+    CostModel, Int8Use, Plan, PlanCache, PlannedMark, Planner, PlannerOptions, Profile, Sensitivity, budget,
+};
 pub use presets::{Context, PRESETS};
 pub use rule::{Rule, parse_mark};
 pub use set::RuleSet;

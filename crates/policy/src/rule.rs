@@ -22,6 +22,8 @@ use std::str::FromStr;
 #[derive(Debug, Clone)]
 pub struct Rule {
     pattern: Glob,
+    /// Sorted; none: any.
+    ids: Vec<u64>,
     op: Option<Glob>,
     min_bytes: Option<u64>,
     max_bytes: Option<u64>,
@@ -37,6 +39,7 @@ impl Rule {
         let glob = Glob::new(pattern).map_err(|reason| Error::InvalidRule { rule: shortened(pattern), reason })?;
         Ok(Rule {
             pattern: glob,
+            ids: Vec::new(),
             op: None,
             min_bytes: None,
             max_bytes: None,
@@ -45,6 +48,14 @@ impl Rule {
             max_intensity: None,
             mark,
         })
+    }
+
+    /// Only the values of these numbers on their tape, see [`Site::id`]. They are the same whenever the same ops are recorded,
+    /// so a rule like this is for one model and shape: a plan that was written to a file.
+    pub fn ids(mut self, ids: impl IntoIterator<Item = u64>) -> Self {
+        self.ids = ids.into_iter().collect();
+        self.ids.sort_unstable();
+        self
     }
 
     /// Only results of ops whose name matches this pattern, `gelu*` or `{add,mul}`.
@@ -101,7 +112,8 @@ impl Rule {
 
     /// Whether it is for this value; `path` is the site's.
     pub(crate) fn matches(&self, path: &Candidate, site: &Site<'_>) -> bool {
-        self.min_bytes.is_none_or(|min| site.bytes >= min)
+        (self.ids.is_empty() || self.ids.binary_search(&site.id).is_ok())
+            && self.min_bytes.is_none_or(|min| site.bytes >= min)
             && self.max_bytes.is_none_or(|max| site.bytes <= max)
             && self.rank.is_none_or(|rank| site.shape.len() == rank)
             && self.shape.len() <= site.shape.len()
@@ -140,6 +152,7 @@ impl fmt::Display for Rule {
             self.rank.map(|rank| format!("rank={rank}")),
             (!shape.is_empty()).then(|| format!("shape=[{}]", shape.join(", "))),
             self.max_intensity.map(|max| format!("intensity<={max}")),
+            self.ids.first().map(|id| format!("ids={id}{}", if self.ids.len() > 1 { ",.." } else { "" })),
         ];
         for (i, predicate) in predicates.into_iter().flatten().enumerate() {
             write!(f, "{}{predicate}", if i == 0 { " where " } else { ", " })?;

@@ -148,15 +148,14 @@ fn a_policy_may_be_the_path_of_a_file() {
 
 #[test]
 fn wrong_files() {
-    let fields =
-        "expected one of `path`, `mark`, `group`, `op`, `min_bytes`, `max_bytes`, `rank`, `shape`, `max_intensity`";
+    let fields = "expected one of `path`, `mark`, `ids`, `group`, `op`, `min_bytes`, `max_bytes`, `rank`, `shape`, `max_intensity`";
     let second = |text: &str| format!("[[rule]]\npath='a'\nmark='keep'\n[[rule]]\n{text}");
     let in_second = |reason: &str| format!("[[rule]] number 2: {reason}");
     for (text, message) in [
         ("x = 1".to_owned(), "line 1: unknown field `x`, expected `preset` or `rule`".to_owned()),
         ("\npreset = 3".to_owned(), "line 2: invalid type: integer `3`, expected a string".to_owned()),
         (second("path='b'\nmark='keep'\nmin_byte=3"), in_second(&format!("unknown field `min_byte`, {fields}"))),
-        (second("mark='keep'"), in_second("missing field `path`")),
+        (second("mark='keep'"), in_second("has neither `path` nor `ids`")),
         (second("path='b'"), in_second("missing field `mark`")),
         (
             second("path='b'\nmark='recomput'"),

@@ -60,6 +60,7 @@ pub(crate) enum LeafSource {
 #[derive(Debug)]
 pub struct Trace {
     device: Device,
+    policy: Option<Rc<dyn Policy>>,
     events: Vec<Event>,
     loss: u64,
     nodes: Vec<TraceNode>,
@@ -152,7 +153,7 @@ impl Trace {
             let (left, right) = (device.name(), "meta".into());
             return Err(Error::DeviceMismatch { what: "Trace::record", left, right }.into());
         }
-        let tape = Tape::with(device, TapeOptions { policy, ..TapeOptions::default() });
+        let tape = Tape::with(device, TapeOptions { policy: policy.clone(), ..TapeOptions::default() });
         tape.graph().events = Some(Vec::new());
         let loss = forward(&tape)?;
         if !loss.requires_grad() {
@@ -166,6 +167,7 @@ impl Trace {
         graph.check("Trace::record")?;
         let mut trace = Trace {
             device: device.clone(),
+            policy,
             events: graph.events.take().unwrap_or_default(),
             loss: graph.values[loss.key].id,
             nodes: Vec::new(),
@@ -246,6 +248,16 @@ impl Trace {
                 *source = LeafSource::Like(tensor.template());
             }
         }
+    }
+
+    /// The meta device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The policy that it was recorded with, whose marks count as given.
+    pub fn policy(&self) -> Option<&Rc<dyn Policy>> {
+        self.policy.as_ref()
     }
 
     /// Its ops but views, in recording order.

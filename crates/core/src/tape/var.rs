@@ -197,6 +197,29 @@ impl Gradients {
     pub fn parameter(&self, id: ParameterId) -> Option<&Tensor> {
         self.by_parameter.get(&id)
     }
+    /// The relative L2 distance of all gradients together from those of another pass of the same program, the reference. 0
+    /// only where all numbers are equal.
+    ///
+    /// # Errors
+    /// [`Error::InvalidTensor`] where the passes don't have gradients of the same leaves.
+    pub fn distance(&self, reference: &Gradients) -> Result<f64> {
+        let spec = |t: &Tensor| (t.dtype(), t.shape().to_vec());
+        let same = self.len() == reference.len()
+            && self.by_value.values().zip(reference.by_value.values()).all(|(a, b)| spec(a) == spec(b));
+        if !same {
+            let reason = "the passes have gradients of different leaves; compare passes of the same program".into();
+            return Err(Error::InvalidTensor { what: "distance of gradients", reason });
+        }
+        let (mut error, mut norm) = (0.0, 0.0);
+        for (a, b) in self.by_value.values().zip(reference.by_value.values()) {
+            for (a, b) in a.to_f64_vec()?.into_iter().zip(b.to_f64_vec()?) {
+                error += (a - b) * (a - b);
+                norm += b * b;
+            }
+        }
+        Ok(if error == 0.0 { 0.0 } else { (error / norm).sqrt() })
+    }
+
     /// How many leaves have a gradient.
     pub fn len(&self) -> usize {
         self.by_value.len()

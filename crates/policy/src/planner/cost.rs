@@ -1,18 +1,10 @@
 //! What running an op again costs, in seconds.
 
-use crate::{Error, Result};
 use retape_core::{Stats, Trace, TraceNode};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Seconds of an op: measured where there is a figure for its path, else from its FLOPs and bytes.
-///
-/// ```
-/// # use retape_policy::CostModel;
-/// let loaded = CostModel::from_toml(&CostModel::default().to_toml())?;
-/// assert_eq!(loaded, CostModel::default());
-/// # Ok::<(), retape_policy::Error>(())
-/// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CostModel {
@@ -46,29 +38,17 @@ impl CostModel {
         model
     }
 
-    /// As a file that [`from_toml`](CostModel::from_toml) reads.
-    pub fn to_toml(&self) -> String {
-        toml::to_string(self).expect("numbers and text are TOML")
-    }
-
-    /// Reads a file of costs.
-    pub fn from_toml(text: &str) -> Result<CostModel> {
-        let model: CostModel = toml::from_str(text).map_err(|e| {
-            let start = e.span().map_or(0, |span| span.start);
-            let line = text[..start].matches('\n').count() + 1;
-            Error::InvalidToml { line, reason: e.message().trim_end().replace('\n', "; ") }
-        })?;
-        let speeds = [("flops_per_second", model.flops_per_second), ("bytes_per_second", model.bytes_per_second)];
+    /// What is wrong with the figures, if anything is.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let speeds = [("flops_per_second", self.flops_per_second), ("bytes_per_second", self.bytes_per_second)];
         for (name, value) in speeds {
             if !(value.is_finite() && value > 0.0) {
-                return Err(Error::InvalidCosts(format!("{name} is {value}; it must be a positive number")));
+                return Err(format!("{name} is {value}; it must be a positive number"));
             }
         }
-        match model.seconds.iter().find(|(_, seconds)| !(seconds.is_finite() && **seconds >= 0.0)) {
-            Some((path, seconds)) => {
-                Err(Error::InvalidCosts(format!("`{path}` takes {seconds} seconds; that must be 0 or more")))
-            }
-            None => Ok(model),
+        match self.seconds.iter().find(|(_, seconds)| !(seconds.is_finite() && **seconds >= 0.0)) {
+            Some((path, seconds)) => Err(format!("`{path}` takes {seconds} seconds; that must be 0 or more")),
+            None => Ok(()),
         }
     }
 

@@ -75,12 +75,12 @@ impl Graph {
         let spec = int8.map_or_else(Int8Spec::default, |rules| rules.spec);
         let mut graph = Graph { items: vec![], classes: vec![], nodes: vec![], seconds: costs.of_nodes(trace), spec };
         let mut item_of: HashMap<usize, usize> = HashMap::new();
-        let mut class_of: HashMap<(String, usize, Vec<usize>), usize> = HashMap::new();
+        let mut class_of: HashMap<_, usize> = HashMap::new();
         for (index, value) in trace.values().iter().enumerate() {
             if value.exact || value.given.is_some() {
                 continue;
             }
-            let key = (like(value), value.output, value.shape.clone());
+            let key = (like(&value.path), value.op, value.output, value.dtype, value.shape.clone());
             let class = *class_of.entry(key).or_insert(graph.classes.len());
             if class == graph.classes.len() {
                 graph.classes.push(Class::default());
@@ -141,7 +141,7 @@ impl Graph {
     /// The sum of the errors that int8 adds to the gradients.
     pub fn error(&self, choices: &[Choice]) -> f64 {
         let int8 = self.items.iter().zip(choices).filter(|(_, choice)| **choice == Choice::Int8);
-        int8.map(|(item, _)| item.int8_error).sum()
+        int8.map(|(item, _)| item.int8_error).sum::<f64>() + 0.0 // an empty sum is -0.0
     }
 
     /// What a value can be but this.
@@ -176,10 +176,8 @@ fn int8_bytes(value: &TraceValue, spec: Int8Spec) -> u64 {
     (elements + 4 * groups) as u64
 }
 
-/// What values of repeated blocks have in common: the path with a star for each number, and the op.
-fn like(value: &TraceValue) -> String {
-    let star =
-        |segment: &str| if segment.bytes().all(|b| b.is_ascii_digit()) { "*".into() } else { segment.to_owned() };
-    let path: Vec<String> = value.path.split('.').map(star).collect();
-    format!("{} {} {}", path.join("."), value.op, value.dtype)
+/// What the paths of values of repeated blocks have in common: a star for each segment that is a number.
+pub(super) fn like(path: &str) -> String {
+    let star = |segment| if str::parse::<u64>(segment).is_ok() { "*" } else { segment };
+    path.split('.').map(star).collect::<Vec<_>>().join(".")
 }

@@ -18,22 +18,31 @@
 //!     h.square()?.sum()
 //! })?;
 //! let planner = Planner::new(trace, PlannerOptions::default())?;
-//! let plan = planner.plan(planner.largest() * 8 / 10)?;
-//! assert!(plan.peak_bytes <= planner.largest() * 8 / 10);
+//! let budget = planner.smallest().midpoint(planner.largest());
+//! let plan = planner.plan(budget)?;
+//! assert!(plan.peak_bytes <= budget);
 //! # Ok::<(), retape_policy::Error>(())
 //! ```
 
+mod cache;
 mod cost;
 mod cut;
 mod graph;
+mod plan;
+mod profile;
 mod search;
+mod sensitivity;
 
 use crate::{Error, Result};
+pub use cache::PlanCache;
 pub use cost::CostModel;
 use graph::{Choice, Graph, Int8Rules};
-use retape_core::{Decision, Int8Spec, Mark, Origin, Policy, RuleInfo, Site, Trace, TraceValue};
+use plan::PlanMarks;
+pub use plan::{Plan, PlannedMark};
+pub use profile::Profile;
+use retape_core::{Int8Spec, Trace, TraceValue};
 use search::{Point, Search, run};
-use std::collections::BTreeMap;
+pub use sensitivity::Sensitivity;
 use std::rc::Rc;
 
 /// What a planner may use.
@@ -52,9 +61,17 @@ pub struct Int8Use {
     pub spec: Int8Spec,
     /// The relative error of the gradients that it may add at most; any without.
     pub max_gradient_error: Option<f64>,
-    /// The error that int8 of one value adds, by path, measured. A value that isn't listed counts as the worst that is, and
-    /// where none is listed as unknown: then a bound forbids it.
-    pub sensitivity: BTreeMap<String, f64>,
+    /// What int8 of each value adds, measured. Where nothing was, a bound forbids int8.
+    pub sensitivity: Sensitivity,
+}
+
+/// The cheapest exact plan of a forward pass whose peak is at most so many bytes. A [`Planner`] gives many budgets' plans,
+/// and int8; a [`PlanCache`] the plans of many shapes.
+///
+/// # Errors
+/// [`Error::Infeasible`], which names the smallest budget that has a plan.
+pub fn budget(bytes: u64, trace: Trace) -> Result<Plan> {
+    Planner::new(trace, PlannerOptions::default())?.plan(bytes)
 }
 
 /// Finds plans for one forward pass.
@@ -66,45 +83,6 @@ pub struct Planner {
     front: Vec<Point>,
 }
 
-/// Marks for all values of one forward pass, with what they will take. It is a [`Policy`] for a tape that records the same.
-#[derive(Debug, Clone)]
-pub struct Plan {
-    /// The step's highest bytes: what the meter will show.
-    pub peak_bytes: u64,
-    /// Bytes stored at the end of forward.
-    pub saved_bytes: u64,
-    /// FLOPs of replays over those of a step without any (backward counted as twice forward), in percent.
-    pub overhead_percent: f64,
-    /// Predicted seconds of replays, quantizing and dequantizing, over those of a step without any, in percent.
-    pub overhead_seconds_percent: f64,
-    /// Bound of the relative error of the gradients: the sum over all int8 values of what was measured of each. 0 without
-    /// int8; `None` where int8 is used and nothing was measured.
-    pub gradient_error_bound: Option<f64>,
-    /// The mark of each value that was free to be marked, in recording order.
-    pub marks: Vec<PlannedMark>,
-    policy: Rc<PlanMarks>,
-}
-
-/// A value's part in a [`Plan`].
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
-pub struct PlannedMark {
-    /// Scopes and name.
-    pub path: String,
-    /// The op that made it.
-    pub op: &'static str,
-    /// Its bytes in full precision.
-    pub bytes: u64,
-    /// Its mark.
-    #[serde(serialize_with = "name_of")]
-    pub mark: Mark,
-    /// The value's number on its tape.
-    pub id: u64,
-}
-
-fn name_of<S: serde::Serializer>(mark: &Mark, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-    serializer.serialize_str(mark.name())
-}
-
 impl Planner {
     /// Explores the plans for a forward pass.
     ///
@@ -114,12 +92,8 @@ impl Planner {
         let PlannerOptions { costs, int8 } = options;
         let int8 = int8.unwrap_or_else(|| Int8Use { max_gradient_error: Some(0.0), ..Int8Use::default() });
         let max_error = int8.max_gradient_error.unwrap_or(f64::INFINITY);
-        let worst =
-            int8.sensitivity.values().copied().fold(None, |worst: Option<f64>, e| Some(worst.map_or(e, |w| w.max(e))));
-        let error = |value: &TraceValue| {
-            let unknown = if max_error.is_finite() { f64::INFINITY } else { 0.0 };
-            int8.sensitivity.get(&value.path).copied().or(worst).unwrap_or(unknown)
-        };
+        let unknown = if max_error.is_finite() { f64::INFINITY } else { 0.0 };
+        let error = |value: &TraceValue| int8.sensitivity.of(value).unwrap_or(unknown);
         let rules = (max_error > 0.0).then_some(Int8Rules { spec: int8.spec, error: &error });
         let graph = Graph::new(&trace, &costs, rules);
         let front = Search::new(&trace, &graph, costs.of_traffic(1), max_error).explore()?;
@@ -188,8 +162,8 @@ impl Planner {
         let int8 = point.choices.contains(&Choice::Int8);
         let marks = self.graph.items.iter().zip(&*point.choices).map(|(item, &choice)| {
             let value = &self.trace.values()[item.value];
-            let mark = self.graph.mark(choice);
-            PlannedMark { path: value.path.clone(), op: value.op, bytes: value.bytes, mark, id: value.id }
+            let (mark, shape) = (self.graph.mark(choice), value.shape.clone());
+            PlannedMark { path: value.path.clone(), op: value.op, shape, bytes: value.bytes, mark, id: value.id }
         });
         Plan {
             peak_bytes: point.peak,
@@ -198,53 +172,7 @@ impl Planner {
             overhead_seconds_percent: 100.0 * point.seconds / step.max(f64::MIN_POSITIVE),
             gradient_error_bound: if int8 && point.error == 0.0 { None } else { Some(point.error) },
             marks: marks.collect(),
-            policy: Rc::new(PlanMarks::new(&self.graph, &point.choices)),
+            policy: Rc::new(PlanMarks::new(&self.trace, &self.graph, &point.choices)),
         }
-    }
-}
-
-impl Plan {
-    /// As a tape takes it.
-    pub fn policy(&self) -> Rc<dyn Policy> {
-        self.policy.clone()
-    }
-}
-
-impl Policy for Plan {
-    fn mark(&self, site: &Site<'_>) -> Option<Decision> {
-        self.policy.mark(site)
-    }
-
-    fn rules(&self) -> &[RuleInfo] {
-        self.policy.rules()
-    }
-}
-
-/// Marks by the number of the value.
-#[derive(Debug)]
-struct PlanMarks {
-    marks: Vec<Option<Mark>>,
-    rules: [RuleInfo; 1],
-}
-
-impl PlanMarks {
-    fn new(graph: &Graph, choices: &[Choice]) -> PlanMarks {
-        let len = graph.items.iter().map(|item| item.id as usize + 1).max().unwrap_or(0);
-        let mut marks = vec![None; len];
-        for (item, &choice) in graph.items.iter().zip(choices) {
-            marks[item.id as usize] = Some(graph.mark(choice));
-        }
-        PlanMarks { marks, rules: [RuleInfo { name: "plan".into(), origin: Origin::Preset }] }
-    }
-}
-
-impl Policy for PlanMarks {
-    fn mark(&self, site: &Site<'_>) -> Option<Decision> {
-        let mark = self.marks.get(site.id as usize).copied().flatten()?;
-        Some(Decision { mark, rule: 0 })
-    }
-
-    fn rules(&self) -> &[RuleInfo] {
-        &self.rules
     }
 }

@@ -6,9 +6,9 @@
 //! plans that are the one for some blocks and the other for the rest, and plans on the front are changed value by value.
 //! All of it stops when the engine has run so many nodes.
 
-use super::PlanMarks;
 use super::cut::Cut;
 use super::graph::{Choice, Graph};
+use super::plan::PlanMarks;
 use crate::Result;
 use retape_core::{DryRun, Moment, Trace};
 use std::collections::HashSet;
@@ -210,7 +210,7 @@ pub(super) fn run(
     choices: Rc<[Choice]>,
     error: f64,
 ) -> Result<Point> {
-    let run = trace.run(Some(Rc::new(PlanMarks::new(graph, &choices))))?;
+    let run = trace.run(Some(Rc::new(PlanMarks::new(trace, graph, &choices))))?;
     let replays: f64 = run.replays.iter().map(|&(node, count)| graph.seconds[node] * count as f64).sum();
     let seconds = replays + seconds_per_byte * run.quantize_traffic as f64;
     Ok(Point { choices, peak: run.peak_bytes, seconds, error, run })

@@ -1,0 +1,174 @@
+//! What a policy is for a model: a preset or a file as it is, a budget by planning.
+
+use crate::args::{Common, DeviceKind};
+use crate::error::{Failure, Result};
+use crate::policy::{Budget, NamedPolicy, Planned, PolicySpec};
+use crate::report;
+use crate::subject::{DryRun, Subject};
+use retape::Trace;
+use retape::policy::{CostModel, Int8Use, Planner, PlannerOptions, Profile};
+use retape::prelude::{Gradients, Int8Spec, Policy};
+use std::path::Path;
+use std::rc::Rc;
+
+/// Times that a plan is made anew where its measured error is above the bound.
+const CALIBRATIONS: usize = 4;
+
+/// Steps of which costs are measured.
+const COST_STEPS: usize = 5;
+
+/// Finds the policies of one model.
+#[derive(Debug)]
+pub struct Planning<'a> {
+    dry: &'a DryRun,
+    common: &'a Common,
+    /// Measure what ops cost, where no profile says it.
+    pub measure_costs: bool,
+    /// What was measured or loaded.
+    pub profile: Option<Profile>,
+    /// The last planner, and what it is for.
+    planner: Option<(String, Rc<Planner>)>,
+    /// The model on the device, with its exact gradients.
+    measured: Option<(Subject, Gradients)>,
+}
+
+impl<'a> Planning<'a> {
+    /// For the model of a dry run.
+    pub fn new(dry: &'a DryRun, common: &'a Common) -> Planning<'a> {
+        Planning { dry, common, measure_costs: false, profile: None, planner: None, measured: None }
+    }
+
+    /// What was asked for, for this model.
+    pub fn policy(&mut self, spec: &PolicySpec) -> Result<NamedPolicy> {
+        let Some(budget) = spec.budget()? else {
+            let rules = Rc::new(spec.rules(self.dry.config().layers)?);
+            return Ok(NamedPolicy { spec: spec.clone(), rules, plan: None });
+        };
+        let planned = self.plan(spec, budget)?;
+        Ok(NamedPolicy { spec: spec.clone(), rules: planned.plan.policy(), plan: Some(planned) })
+    }
+
+    fn plan(&mut self, spec: &PolicySpec, budget: Budget) -> Result<Planned> {
+        let bytes = budget.size.bytes(self.dry.predict(&NamedPolicy::none())?.peak_bytes);
+        let bound = budget.max_gradient_error.filter(|&e| e > 0.0);
+        if self.profile.is_none() {
+            self.profile = Some(self.load_or_measure(spec, budget)?);
+        }
+        for _ in 0..=CALIBRATIONS {
+            let planner = self.planner(spec, budget)?;
+            let mut plan = planner.plan(bytes)?;
+            let planned = |plan| Planned { budget: bytes, plan: Rc::new(plan), smallest: planner.smallest() };
+            let (Some(bound), DeviceKind::Cpu) = (bound, self.common.device) else { return Ok(planned(plan)) };
+            let measured = self.gradient_error(plan.policy())?;
+            let promised = plan.gradient_error_bound.unwrap_or(0.0);
+            if measured <= bound {
+                plan.gradient_error_bound = Some(promised.max(measured));
+                return Ok(planned(plan));
+            }
+            // A little more than what was measured, so that the next is below.
+            let profile = self.profile.as_mut().expect("it was loaded or measured above");
+            profile.sensitivity = profile.sensitivity.calibrated(promised, 1.1 * measured);
+            self.planner = None;
+        }
+        let exact = Budget { max_gradient_error: None, ..budget };
+        report::note("note: every plan with int8 that was tried adds more than the bound; the plan is exact");
+        self.planner = None;
+        let planner = self.planner(spec, exact)?;
+        Ok(Planned { budget: bytes, plan: Rc::new(planner.plan(bytes)?), smallest: planner.smallest() })
+    }
+
+    /// The planner for these marks and this use of int8.
+    fn planner(&mut self, spec: &PolicySpec, budget: Budget) -> Result<Rc<Planner>> {
+        let label = PolicySpec { name: String::new(), ..spec.clone() }.label();
+        let key = format!("{label} {:?} {}", budget.max_gradient_error, budget.group);
+        if let Some((of, planner)) = &self.planner
+            && *of == key
+        {
+            return Ok(planner.clone());
+        }
+        let profile = self.profile.clone().unwrap_or_default();
+        let int8 = budget.max_gradient_error.filter(|&e| e > 0.0).map(|bound| Int8Use {
+            spec: int8_of(budget),
+            max_gradient_error: Some(bound),
+            sensitivity: profile.sensitivity.clone(),
+        });
+        let planner = Planner::new(self.trace(spec)?, PlannerOptions { costs: profile.costs, int8 })?;
+        let planner = Rc::new(planner);
+        self.planner = Some((key, planner.clone()));
+        Ok(planner)
+    }
+
+    fn trace(&self, spec: &PolicySpec) -> Result<Trace> {
+        let rules = spec.user_rules().map(|rules| Rc::new(rules) as Rc<dyn Policy>);
+        self.dry.trace(rules)
+    }
+
+    /// The profile file, or what of it this budget needs, measured.
+    fn load_or_measure(&mut self, spec: &PolicySpec, budget: Budget) -> Result<Profile> {
+        let mut profile = match &spec.profile {
+            Some(file) => load(file)?,
+            None => Profile::default(),
+        };
+        if spec.profile.is_none() && self.measure_costs {
+            profile.costs = self.measure_costs()?;
+        }
+        let needs_error = budget.max_gradient_error.is_some_and(|e| e > 0.0);
+        if needs_error && profile.sensitivity.iter().next().is_none() {
+            let (trace, spec) = (self.trace(spec)?, int8_of(budget));
+            profile.sensitivity = self.subject()?.0.sensitivity(&trace, spec)?;
+        }
+        Ok(profile)
+    }
+
+    /// What ops cost on the device: of each the least of some steps.
+    fn measure_costs(&mut self) -> Result<CostModel> {
+        let (subject, _) = self.subject()?;
+        let none = NamedPolicy::none();
+        let bar = report::progress(COST_STEPS as u64);
+        let steps = (0..COST_STEPS).map(|_| {
+            bar.set_message("costs of ops");
+            let stats = subject.step(&none, true)?.0.stats;
+            bar.inc(1);
+            Ok(stats)
+        });
+        let steps = steps.collect::<Result<Vec<_>>>()?;
+        bar.finish_and_clear();
+        Ok(CostModel::measured(&steps))
+    }
+
+    /// What a policy adds to the gradients on the device.
+    fn gradient_error(&mut self, rules: Rc<dyn Policy>) -> Result<f64> {
+        let policy = NamedPolicy { rules, ..NamedPolicy::none() };
+        let (subject, exact) = self.subject()?;
+        Ok(subject.step(&policy, false)?.1.distance(exact)?)
+    }
+
+    fn subject(&mut self) -> Result<&(Subject, Gradients)> {
+        if self.common.device != DeviceKind::Cpu {
+            return Err(Failure::usage(
+                "planning with measured costs or gradient errors needs numbers, which the meta device has not; \
+                 use --device cpu, or a --profile that was saved there",
+            ));
+        }
+        if self.measured.is_none() {
+            let config = self.dry.config();
+            let peak = self.dry.predict(&NamedPolicy::none())?.peak_bytes;
+            self.common.check_fits(peak.saturating_add(3 * config.parameter_bytes() as u64))?;
+            let device = self.common.open_device()?;
+            let subject = Subject::new(&device, config, self.common.seed.unwrap_or(0))?;
+            let exact = subject.step(&NamedPolicy::none(), false)?.1;
+            self.measured = Some((subject, exact));
+        }
+        Ok(self.measured.as_ref().expect("it was made above"))
+    }
+}
+
+fn int8_of(budget: Budget) -> Int8Spec {
+    Int8Spec { group: budget.group, ..Int8Spec::default() }
+}
+
+fn load(file: &Path) -> Result<Profile> {
+    let failed = |reason: String| Failure::usage(format!("--profile {}: {reason}", file.display()));
+    let text = std::fs::read_to_string(file).map_err(|e| failed(format!("can't read it: {e}")))?;
+    Profile::from_toml(&text).map_err(|e| failed(e.to_string()))
+}

@@ -1,0 +1,47 @@
+//! What was measured on a device, as a file.
+
+use super::{CostModel, Sensitivity};
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// What ops cost on a device and what int8 adds to the gradients there: measured once, saved, and loaded for the next plan.
+///
+/// ```
+/// # use retape_policy::Profile;
+/// let profile = Profile::from_toml(&Profile::default().to_toml())?;
+/// assert_eq!(profile, Profile::default());
+/// # Ok::<(), retape_policy::Error>(())
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Profile {
+    /// What ops cost.
+    pub costs: CostModel,
+    /// What int8 adds.
+    pub sensitivity: Sensitivity,
+}
+
+impl Profile {
+    /// As a file that [`from_toml`](Profile::from_toml) reads.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("numbers and text are TOML")
+    }
+
+    /// Reads such a file.
+    ///
+    /// # Errors
+    /// [`Error::InvalidToml`], and [`Error::InvalidProfile`] for figures that nothing can have.
+    pub fn from_toml(text: &str) -> Result<Profile> {
+        let profile: Profile = toml::from_str(text).map_err(|e| {
+            let start = e.span().map_or(0, |span| span.start);
+            let line = text[..start].matches('\n').count() + 1;
+            Error::InvalidToml { line, reason: e.message().trim_end().replace('\n', "; ") }
+        })?;
+        profile.costs.check().map_err(Error::InvalidProfile)?;
+        let wrong = profile.sensitivity.iter().find(|(_, error)| !(error.is_finite() && *error >= 0.0));
+        if let Some((kind, error)) = wrong {
+            return Err(Error::InvalidProfile(format!("the error of `{kind}` is {error}; it must be 0 or more")));
+        }
+        Ok(profile)
+    }
+}

@@ -1,0 +1,103 @@
+//! How much the gradients change where a value is stored as int8.
+//!
+//! Each kind of value (the same of all blocks) is stored as int8 alone, and the gradients are compared with the exact ones.
+//! Roundings of different values are independent, so a kind's error e from n values is about e / sqrt(n) from each, and the
+//! sum over values, which a plan is bounded by, is above what they give together. It is an estimate all the same: of one
+//! batch, and of values that nothing is replayed from. So a plan is measured once more ([`Sensitivity::calibrated`]).
+
+use super::graph::like;
+use retape_core::{
+    Decision, Device, Gradients, Int8Spec, Mark, Origin, Policy, RuleInfo, Site, Tape, TapeOptions, Trace, TraceValue,
+    Var,
+};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// The relative error of the gradients that int8 of one value adds, by kind of value.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Sensitivity(BTreeMap<String, f64>);
+
+impl Sensitivity {
+    /// Measures it on a device that computes: `forward` is run there under every kind of int8 that `trace`, the same forward
+    /// pass, has room for. `tick` is told before each.
+    ///
+    /// # Errors
+    /// Those of `forward` and of backward.
+    pub fn measure<E: From<retape_core::Error>>(
+        device: &Device,
+        trace: &Trace,
+        spec: Int8Spec,
+        forward: impl Fn(&Tape) -> Result<Var, E>,
+        mut tick: impl FnMut(&str),
+    ) -> Result<Sensitivity, E> {
+        let mut kinds: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+        let mut read = vec![false; trace.values().len()];
+        trace.nodes().iter().flat_map(|n| &n.reads).for_each(|&v| read[v] = true);
+        for (value, _) in trace.values().iter().zip(read).filter(|(_, read)| *read) {
+            if !value.exact && !value.read_exactly && value.given.is_none() {
+                kinds.entry(kind(value)).or_default().push(value.id);
+            }
+        }
+        let gradients = |ids: &[u64]| -> Result<Gradients, E> {
+            let policy = Int8Of { ids: ids.to_vec(), spec, rules: [rule()] };
+            let tape = Tape::with(device, TapeOptions { policy: Some(Rc::new(policy)), ..TapeOptions::default() });
+            let loss = forward(&tape)?;
+            Ok(tape.backward(&loss)?)
+        };
+        tick("none");
+        let exact = gradients(&[])?;
+        let mut errors = BTreeMap::new();
+        for (kind, ids) in kinds {
+            tick(&kind);
+            let error = gradients(&ids)?.distance(&exact)?;
+            errors.insert(kind, error / (ids.len() as f64).sqrt());
+        }
+        Ok(Sensitivity(errors))
+    }
+
+    /// With every error times `measured / bound`, where a plan's measured error was above its bound; the same else.
+    pub fn calibrated(&self, bound: f64, measured: f64) -> Sensitivity {
+        let factor = if measured > bound && bound > 0.0 { measured / bound } else { 1.0 };
+        Sensitivity(self.0.iter().map(|(kind, error)| (kind.clone(), error * factor)).collect())
+    }
+
+    /// The error of a value. One of a kind that wasn't measured counts as the worst that was; `None` where nothing was.
+    pub fn of(&self, value: &TraceValue) -> Option<f64> {
+        let worst = || self.0.values().copied().max_by(f64::total_cmp);
+        self.0.get(&kind(value)).copied().or_else(worst)
+    }
+
+    /// The kinds with their errors.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, f64)> {
+        self.0.iter().map(|(kind, error)| (kind.as_str(), *error))
+    }
+}
+
+fn kind(value: &TraceValue) -> String {
+    format!("{} {}", like(&value.path), value.op)
+}
+
+fn rule() -> RuleInfo {
+    RuleInfo { name: "sensitivity".into(), origin: Origin::Preset }
+}
+
+/// Int8 for some values, by number.
+#[derive(Debug)]
+struct Int8Of {
+    ids: Vec<u64>,
+    spec: Int8Spec,
+    rules: [RuleInfo; 1],
+}
+
+impl Policy for Int8Of {
+    fn mark(&self, site: &Site<'_>) -> Option<Decision> {
+        let mark = if self.ids.contains(&site.id) { Mark::Int8(self.spec) } else { Mark::Keep };
+        Some(Decision { mark, rule: 0 })
+    }
+
+    fn rules(&self) -> &[RuleInfo] {
+        &self.rules
+    }
+}
