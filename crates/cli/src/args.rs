@@ -259,7 +259,7 @@ pub struct MarkArgs {
 #[command(next_help_heading = "Policy")]
 pub struct BudgetArgs {
     /// Plan marks whose peak fits: 512MiB, or 75% of what `none` takes
-    #[arg(long, value_name = "B", value_parser = parse_budget, conflicts_with = "policy")]
+    #[arg(long, value_name = "B", value_parser = parse_budget, allow_hyphen_values = true, conflicts_with = "policy")]
     pub budget: Option<String>,
     #[command(flatten)]
     pub planning: PlanningArgs,
@@ -374,7 +374,7 @@ pub struct InspectArgs {
 #[derive(Debug, Clone, Args)]
 pub struct PlanArgs {
     /// The step's peak at most: 512MiB, or 75% of what `none` takes
-    #[arg(long, value_name = "B", value_parser = parse_budget)]
+    #[arg(long, value_name = "B", value_parser = parse_budget, allow_hyphen_values = true)]
     pub budget: String,
     #[command(flatten)]
     pub planning: PlanningArgs,

@@ -64,8 +64,6 @@ fn wrong_usage_and_input_is_refused_in_one_line() {
     let under_a_file = format!("{short}/out");
     let cases: &[(&[&str], &[&str])] = &[
         (&["fly"], &["fly"]),
-        (&["step", "--budget", "1MiB"], &["--budget"]),
-        (&["frontier", "--budgets", "50%"], &["--budgets"]),
         (&["step", "--device", "cuda:0"], &["cuda:0", "cpu and meta"]),
         (&["step", "--device", "abacus"], &["abacus", "cpu and meta"]),
         (&["step", "--memory-limit", "64KiB"], &["out of memory", "--memory-limit"]),
@@ -131,11 +129,11 @@ fn a_model_beyond_this_machine_is_refused() {
 
 #[test]
 fn help_has_examples() {
-    for command in ["", "frontier", "step", "inspect", "train"] {
+    for command in ["", "frontier", "step", "inspect", "plan", "train"] {
         let args: Vec<&str> = [command, "--help"].into_iter().filter(|a| !a.is_empty()).collect();
         let text = stdout(&run(&args));
         assert!(text.contains("Examples:") && text.contains("--memory-limit"), "{text}");
-        assert!(!text.contains("--budget"), "{text}");
+        assert!(text.contains("--budget"), "{text}");
     }
     assert!(stdout(&run(&["step", "--help"])).contains("length_adaptive"));
     assert!(stdout(&run(&["--version"])).starts_with("retape 0."));
