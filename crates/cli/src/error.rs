@@ -70,7 +70,10 @@ impl From<retape::nn::Error> for Failure {
 
 impl From<retape::policy::Error> for Failure {
     fn from(error: retape::policy::Error) -> Failure {
-        Failure::usage(error.to_string())
+        match error {
+            retape::policy::Error::Engine(error) => error.into(),
+            error => Failure::usage(error.to_string()),
+        }
     }
 }
 

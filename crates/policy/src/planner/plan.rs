@@ -1,7 +1,8 @@
 //! A plan, as a policy and as a file of rules.
 
 use super::graph::{Choice, Graph, like};
-use retape_core::{Decision, Mark, Origin, Policy, RuleInfo, Site, Trace};
+use retape_core::{Decision, Ledger, Lint, Mark, Origin, Policy, RuleInfo, Site, Trace};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -92,14 +93,21 @@ impl Policy for Plan {
     fn is_segment(&self, scope: &str) -> bool {
         self.policy.is_segment(scope)
     }
+
+    fn lint(&self, ledger: &Ledger) -> Vec<Lint> {
+        self.policy.lint(ledger)
+    }
 }
 
 /// Marks by the number of the value, under what the trace was recorded with.
 #[derive(Debug)]
 pub(super) struct PlanMarks {
     given: Option<Rc<dyn Policy>>,
-    marks: Vec<Option<Mark>>,
+    /// By number, with the op that the value is of.
+    marks: Vec<Option<(&'static str, Mark)>>,
     rules: Vec<RuleInfo>,
+    /// Values of other ops than planned that were met: the tape records something else.
+    others: Cell<u64>,
 }
 
 impl PlanMarks {
@@ -107,20 +115,27 @@ impl PlanMarks {
         let len = graph.items.iter().map(|item| item.id as usize + 1).max().unwrap_or(0);
         let mut marks = vec![None; len];
         for (item, &choice) in graph.items.iter().zip(choices) {
-            marks[item.id as usize] = Some(graph.mark(choice));
+            marks[item.id as usize] = Some((trace.values()[item.value].op, graph.mark(choice)));
         }
         let given = trace.policy().cloned();
         let mut rules = given.as_ref().map_or(Vec::new(), |policy| policy.rules().to_vec());
         rules.push(RuleInfo { name: "plan".into(), origin: Origin::Preset });
-        PlanMarks { given, marks, rules }
+        PlanMarks { given, marks, rules, others: Cell::new(0) }
     }
 }
 
 impl Policy for PlanMarks {
     fn mark(&self, site: &Site<'_>) -> Option<Decision> {
         let given = self.given.as_ref().and_then(|policy| policy.mark(site));
-        let planned = || self.marks.get(site.id as usize).copied().flatten();
-        given.or_else(|| Some(Decision { mark: planned()?, rule: self.rules.len() - 1 }))
+        let planned = || {
+            let (op, mark) = self.marks.get(site.id as usize).copied().flatten()?;
+            if op != site.op {
+                self.others.set(self.others.get() + 1);
+                return None;
+            }
+            Some(Decision { mark, rule: self.rules.len() - 1 })
+        };
+        given.or_else(planned)
     }
 
     fn rules(&self) -> &[RuleInfo] {
@@ -129,5 +144,19 @@ impl Policy for PlanMarks {
 
     fn is_segment(&self, scope: &str) -> bool {
         self.given.as_ref().is_some_and(|policy| policy.is_segment(scope))
+    }
+
+    fn lint(&self, ledger: &Ledger) -> Vec<Lint> {
+        let mut lint = self.given.as_ref().map_or(Vec::new(), |policy| policy.lint(ledger));
+        if self.others.get() > 0 {
+            lint.push(Lint {
+                code: "plan-of-another-model",
+                subject: "plan".into(),
+                message:
+                    "values are of other ops than planned, so its marks and promises don't hold; plan for this model"
+                        .into(),
+            });
+        }
+        lint
     }
 }
