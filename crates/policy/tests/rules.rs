@@ -155,8 +155,9 @@ fn wrong_files() {
         ("x = 1".to_owned(), "line 1: unknown field `x`, expected `preset` or `rule`".to_owned()),
         ("\npreset = 3".to_owned(), "line 2: invalid type: integer `3`, expected a string".to_owned()),
         (second("path='b'\nmark='keep'\nmin_byte=3"), in_second(&format!("unknown field `min_byte`, {fields}"))),
-        (second("mark='keep'"), in_second("has neither `path` nor `ids`")),
+        (second("mark='keep'"), in_second("has neither `path` nor `ids`; write the pattern of the values it is for")),
         (second("path='b'"), in_second("missing field `mark`")),
+        (second("mark='keep'\nids=[]"), in_second("`ids` is empty; leave it out, or list numbers")),
         (
             second("path='b'\nmark='recomput'"),
             in_second("unknown mark `recomput`; the marks are keep, recompute and int8"),
