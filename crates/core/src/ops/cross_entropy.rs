@@ -86,7 +86,8 @@ impl Rule for CrossEntropy {
         if !(0.0..=1.0).contains(&self.spec.smoothing) {
             return Err(format!("label smoothing must be in 0..=1, got {}", self.spec.smoothing));
         }
-        Ok(smallvec![Output::new(loss_shape(&self.spec, &rows), dtype), Output::statistic(rows, dtype)])
+        let lse = Output::statistic(rows.clone(), dtype.computed_in());
+        Ok(smallvec![Output::new(loss_shape(&self.spec, &rows), dtype), lse])
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
