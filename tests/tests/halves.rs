@@ -1,0 +1,156 @@
+//! Computing in bf16 and f16: sums in f32, one rounding at the end, statistics in f32, and which dtype mixed operands take.
+
+use retape_core::kernel::{CrossEntropySpec, PoolDivisor};
+use retape_core::ops::pool::Pool;
+use retape_core::{DType, Device, Gradients, Result, Tape, Tensor, Var};
+use retape_tests::floats;
+
+const HALVES: [DType; 2] = [DType::BF16, DType::F16];
+
+fn cpu() -> Device {
+    retape_cpu::device_with_threads(2).unwrap()
+}
+
+fn leaf(tape: &Tape, shape: &[usize], values: &[f64], dtype: DType) -> Var {
+    tape.leaf(&floats(&tape.device(), shape, values, dtype)).unwrap()
+}
+
+fn numbers(y: &Var) -> Vec<f64> {
+    y.tensor().unwrap().to_f64_vec().unwrap()
+}
+
+/// In bf16 itself a sum of ones stops at 256, in f16 at 2048.
+#[test]
+fn sums_of_ones() {
+    for dtype in HALVES {
+        let tape = Tape::new(&cpu());
+        let ones = leaf(&tape, &[4096], &[1.0; 4096], dtype);
+        assert_eq!(numbers(&ones.sum().unwrap()), [4096.0]);
+        assert_eq!(numbers(&ones.dot(&ones).unwrap()), [4096.0]);
+        assert_eq!(numbers(&ones.cumsum(0).unwrap())[4095], 4096.0);
+        assert_eq!(numbers(&ones.vector_norm(2.0, &[], false).unwrap()), [64.0]);
+        let many = ones.reshape(&[1, 64, 64]).unwrap();
+        assert_eq!(numbers(&many.sum_dims(&[1], false).unwrap()), [64.0; 64]);
+        assert_eq!(numbers(&many.avg_pool2d(Pool::new([64, 64]), PoolDivisor::Fixed(64)).unwrap()), [64.0]);
+
+        // A gradient of 4096 terms: of a repeated value, of a row named again and again, of a weight and a bias.
+        let (x, table) = (leaf(&tape, &[1], &[3.0], dtype), leaf(&tape, &[2, 3], &[0.0; 6], dtype));
+        let ids = tape.constant(&Tensor::from_slice(&tape.device(), &[4096], &[1i64; 4096]).unwrap()).unwrap();
+        let (w, c) = (leaf(&tape, &[1, 1], &[1.0], dtype), leaf(&tape, &[1], &[0.0], dtype));
+        let rows = tape.constant(&floats(&tape.device(), &[4096, 1], &[1.0; 4096], dtype)).unwrap();
+        let loss = (x.mul(&ones).unwrap().sum().unwrap())
+            .add(&table.embedding(&ids).unwrap().sum().unwrap())
+            .unwrap()
+            .add(&rows.linear(&w, Some(&c)).unwrap().sum().unwrap())
+            .unwrap();
+        let taken = table.index_select(0, &ids).unwrap().sum().unwrap();
+        let of = |gradients: &Gradients, x: &Var| gradients.of(x).unwrap().to_f64_vec().unwrap();
+        let gradients = tape.backward_retain(&loss).unwrap();
+        assert_eq!([&x, &w, &c].map(|v| of(&gradients, v)), [[4096.0]; 3]);
+        assert_eq!(of(&gradients, &table), [0.0, 0.0, 0.0, 4096.0, 4096.0, 4096.0]);
+        assert_eq!(of(&tape.backward(&taken).unwrap(), &table), [0.0, 0.0, 0.0, 4096.0, 4096.0, 4096.0]);
+    }
+}
+
+/// Partial sums beyond f16's 65504, and a mean whose sum is.
+#[test]
+fn nothing_overflows_on_the_way() {
+    let tape = Tape::new(&cpu());
+    let k = 8192;
+    let a: Vec<f64> = (0..k).map(|i| if i < k / 2 { 8.0 } else { -8.0 }).collect();
+    let b: Vec<f64> = (0..k).map(|i| if i == k - 1 { 7.0 } else { 8.0 }).collect();
+    for dtype in HALVES {
+        let (x, y) = (leaf(&tape, &[1, k], &a, dtype), leaf(&tape, &[k, 1], &b, dtype));
+        assert_eq!(numbers(&x.matmul(&y).unwrap()), [8.0], "{dtype}");
+        let c = leaf(&tape, &[1, 1], &[0.5], dtype);
+        assert_eq!(numbers(&c.addmm(&x, &y, 3.0, 1.0).unwrap()), [9.5], "{dtype}");
+        let large = leaf(&tape, &[4, 1024], &[1000.0; 4096], dtype);
+        assert_eq!(numbers(&large.mean().unwrap()), [1000.0]);
+        assert_eq!(numbers(&large.softmax().unwrap())[0], 1.0 / 1024.0);
+        // A mean of 1000 squared is beyond f16 too.
+        assert!(numbers(&large.var(&[], 0.0, false).unwrap())[0] == 0.0);
+        let normed = large.layer_norm(None, None, 1e-5).unwrap();
+        assert!(numbers(&normed).iter().all(|&x| x == 0.0));
+        assert!(numbers(&large.rms_norm(&[1024], None, None).unwrap()).iter().all(|&x| x == 1.0));
+    }
+}
+
+#[test]
+fn rounding_is_to_nearest_even() {
+    let tape = Tape::new(&cpu());
+    for (dtype, digits) in [(DType::BF16, 8), (DType::F16, 11)] {
+        let u = 2f64.powi(-digits);
+        let (one, step) = (leaf(&tape, &[], &[1.0], dtype), leaf(&tape, &[3], &[u, 3.0 * u, 1.5 * u], dtype));
+        assert_eq!(numbers(&one.add(&step).unwrap()), [1.0, 1.0 + 4.0 * u, 1.0 + 2.0 * u]);
+    }
+    // Below f16's normal numbers the distance is fixed.
+    let tiny = leaf(&tape, &[1], &[2f64.powi(-24)], DType::F16);
+    assert_eq!(numbers(&tiny.scale(1.5).unwrap()), [2f64.powi(-23)]);
+    assert_eq!(numbers(&tiny.scale(0.5).unwrap()), [0.0]);
+    assert_eq!(numbers(&leaf(&tape, &[1], &[6e4], DType::F16).scale(2.0).unwrap()), [f64::INFINITY]);
+}
+
+/// A probability that rounds to 1 still has a gradient: p - 1 is taken before it is rounded.
+#[test]
+fn the_gradient_of_a_sure_class_is_not_lost() {
+    for dtype in HALVES {
+        let tape = Tape::new(&cpu());
+        let logits = leaf(&tape, &[1, 2], &[9.0, 0.0], dtype);
+        let target = tape.constant(&Tensor::from_slice(&tape.device(), &[1], &[0i64]).unwrap()).unwrap();
+        let loss = logits.cross_entropy_with(&target, None, 1, CrossEntropySpec::default()).unwrap();
+        let gradients = tape.backward(&loss).unwrap();
+        let g = gradients.of(&logits).unwrap().to_f64_vec().unwrap();
+        let exact = 1.0 / (1.0 + 9f64.exp());
+        assert!((g[0] + exact).abs() < exact / 100.0 && (g[1] - exact).abs() < exact / 100.0, "{dtype} {g:?}");
+    }
+}
+
+#[test]
+fn mixed_operands_take_the_type_that_holds_them() -> Result<()> {
+    use DType::*;
+    let tape = Tape::new(&cpu());
+    let (vector, scalar) = (|d| leaf(&tape, &[2], &[1.0, 2.0], d), |d| leaf(&tape, &[], &[3.0], d));
+    let cond = tape.constant(&Tensor::from_slice(&tape.device(), &[2], &[true, false])?)?;
+    for (a, b, expected) in [
+        (vector(BF16), vector(BF16), BF16),
+        (vector(BF16), vector(F16), F32),
+        (vector(BF16), vector(F32), F32),
+        (vector(F16), vector(F64), F64),
+        // A scalar doesn't widen what has dimensions.
+        (vector(BF16), scalar(F32), BF16),
+        (vector(F16), scalar(BF16), F16),
+        (scalar(F16), scalar(BF16), F32),
+    ] {
+        for (a, b) in [(&a, &b), (&b, &a)] {
+            let y = a.where_(&cond, b)?;
+            assert_eq!(y.dtype(), expected, "{} with {}", a.dtype(), b.dtype());
+            assert_eq!(a.addcmul(b, a, 1.0)?.dtype(), expected);
+            let gradients = tape.backward_retain(&y.sum()?)?;
+            assert_eq!(gradients.of(a).unwrap().dtype(), a.dtype());
+        }
+    }
+    // Elsewhere dtypes must agree, and the error says how.
+    let error = vector(BF16).add(&vector(F16)).unwrap_err().to_string();
+    assert!(error.contains("bf16 and f16") && error.contains("cast"), "{error}");
+    let error = vector(BF16).dot(&vector(F32)).unwrap_err().to_string();
+    assert!(error.contains("bf16 and f32") && error.contains("cast"), "{error}");
+    Ok(())
+}
+
+/// Scratch is of tiles: it doesn't grow with the tensors.
+#[test]
+fn kernels_hold_tiles_in_f32_not_tensors() {
+    let scratch = |size: usize| {
+        let device = cpu();
+        let tape = Tape::new(&device);
+        let x = leaf(&tape, &[size, 64], &vec![0.5; size * 64], DType::BF16);
+        let y = x.transpose(0, 1).unwrap().matmul(&x).unwrap();
+        let q = x.reshape(&[1, size, 2, 32]).unwrap();
+        let o = q.attention(&q, &q, 0.2, true, 0.0).unwrap();
+        let images = x.reshape(&[1, 1, size, 64]).unwrap().max_pool2d(Pool::new([2, 2])).unwrap();
+        let z = o.sum().unwrap().add(&y.sum().unwrap()).unwrap().add(&images.sum().unwrap()).unwrap();
+        tape.backward(&z.add(&x.softmax().unwrap().sum().unwrap()).unwrap()).unwrap();
+        device.backend().scratch_bytes()
+    };
+    assert_eq!(scratch(4096), scratch(16384));
+}
