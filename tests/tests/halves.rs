@@ -2,8 +2,10 @@
 
 use retape_core::kernel::{CrossEntropySpec, PoolDivisor};
 use retape_core::ops::pool::Pool;
-use retape_core::{DType, Device, Gradients, Result, Tape, Tensor, Var};
-use retape_tests::floats;
+use retape_core::{DType, Device, Gradients, LedgerEntry, Result, Tape, Tensor, Var};
+use retape_nn::data::ByteText;
+use retape_nn::{Gpt, GptConfig, LossScaler, Parameter};
+use retape_tests::{floats, relative_error};
 
 const HALVES: [DType; 2] = [DType::BF16, DType::F16];
 
@@ -135,6 +137,40 @@ fn mixed_operands_take_the_type_that_holds_them() -> Result<()> {
     let error = vector(BF16).dot(&vector(F32)).unwrap_err().to_string();
     assert!(error.contains("bf16 and f32") && error.contains("cast"), "{error}");
     Ok(())
+}
+
+/// The gradients of model tiny, by 2 threads or 1: f32 parameters, computing in `dtype`.
+fn model_gradients(dtype: DType, threads: usize) -> (f64, Vec<f64>, u64) {
+    let device = retape_cpu::device_with_threads(threads).unwrap();
+    let config = GptConfig { dtype, ..GptConfig::named("tiny").unwrap() };
+    let model = Gpt::new(&device, &config, 1).unwrap();
+    let batch = ByteText::moby_dick().batches(config.seq, config.batch, 2).unwrap().batch(0);
+    let (tokens, targets) = batch.tensors(&device).unwrap();
+    let tape = Tape::new(&device);
+    let loss = model.loss(&tape, &tokens, &targets).unwrap();
+    let (value, saved) = (loss.item().unwrap(), tape.saved_bytes());
+    // The residual stream's start is a cast too.
+    let held = |e: &LedgerEntry| e.op == "cast" && e.path != "embed" && e.stored_bytes > 0;
+    assert!(!tape.ledger().unwrap().values.iter().any(held), "16-bit weights are held");
+    let scaler = LossScaler::default();
+    let gradients = scaler.backward(&tape, &loss).unwrap();
+    let of = |p: &Parameter| gradients.parameter(p.id()).unwrap().to_f64_vec().unwrap();
+    let all = model.parameters().iter().flat_map(of).map(|g| g / scaler.scale()).collect();
+    (value, all, saved)
+}
+
+#[test]
+fn a_model_in_sixteen_bits_is_near_the_one_in_f32() {
+    let (loss, exact, saved) = model_gradients(DType::F32, 2);
+    for (dtype, bound) in [(DType::BF16, 0.01), (DType::F16, 0.002)] {
+        let (own_loss, own, own_saved) = model_gradients(dtype, 2);
+        let error = relative_error(&own, &exact);
+        println!("{dtype}: gradient error {error:.5}, loss {own_loss} for {loss}, saved {own_saved} of {saved} bytes");
+        assert!(error < bound, "{dtype}: {error}");
+        assert!((own_loss - loss).abs() < 2e-3 * loss);
+        assert!(own_saved as f64 <= 0.52 * saved as f64, "statistics aside, half the bytes are saved");
+        assert!(model_gradients(dtype, 1).1 == own, "other bits by another number of threads");
+    }
 }
 
 /// Scratch is of tiles: it doesn't grow with the tensors.
