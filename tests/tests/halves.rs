@@ -2,10 +2,11 @@
 
 use retape_core::kernel::{CrossEntropySpec, PoolDivisor};
 use retape_core::ops::pool::Pool;
-use retape_core::{DType, Device, Gradients, LedgerEntry, Result, Tape, Tensor, Var};
+use retape_core::ops::{attention::AttentionOptions, conv::Conv};
+use retape_core::{DType, Device, Gradients, Kind, LedgerEntry, Result, Tape, Tensor, Var};
 use retape_nn::data::ByteText;
 use retape_nn::{Gpt, GptConfig, LossScaler, Parameter};
-use retape_tests::{floats, relative_error};
+use retape_tests::{floats, random, relative_error};
 
 const HALVES: [DType; 2] = [DType::BF16, DType::F16];
 
@@ -137,6 +138,60 @@ fn mixed_operands_take_the_type_that_holds_them() -> Result<()> {
     let error = vector(BF16).dot(&vector(F32)).unwrap_err().to_string();
     assert!(error.contains("bf16 and f32") && error.contains("cast"), "{error}");
     Ok(())
+}
+
+type Program = fn(&[Var]) -> Result<Var>;
+
+/// Sizes beyond a kernel's tile, piece or strip, which no sample of an op has: results and gradients against f64 on the same
+/// numbers, in f32 too.
+#[test]
+fn many_tiles_pieces_and_strips() {
+    let programs: [(&str, &[&[usize]], Program); 12] = [
+        ("matmul", &[&[300, 700], &[700, 450]], |x| x[0].matmul(&x[1])),
+        ("matmul of views", &[&[600, 70], &[90, 600]], |x| x[0].transpose(0, 1)?.matmul(&x[1].transpose(0, 1)?)),
+        ("linear", &[&[4, 100, 300], &[300, 500], &[500]], |x| x[0].linear(&x[1], Some(&x[2]))),
+        ("softmax", &[&[3, 5000]], |x| x[0].softmax()),
+        ("layer_norm", &[&[300, 1030], &[1030], &[1030]], |x| x[0].layer_norm(Some(&x[1]), Some(&x[2]), 1e-5)),
+        ("group_norm", &[&[3, 4, 30, 30], &[4], &[4]], |x| x[0].group_norm(2, Some(&x[1]), Some(&x[2]), 1e-5)),
+        ("attention", &[&[2, 300, 2, 40], &[2, 300, 1, 40], &[2, 300, 1, 70]], |x| {
+            x[0].attention(&x[1], &x[2], 0.15, true, 0.0)
+        }),
+        ("masked attention", &[&[1, 2, 300, 8], &[1, 2, 290, 8], &[1, 2, 290, 8], &[1, 1, 300, 290]], |x| {
+            x[0].scaled_dot_product_attention(&x[1], &x[2], Some(&x[3]), AttentionOptions::default())
+        }),
+        ("sums", &[&[1000, 300]], |x| x[0].sum_dims(&[0], true)?.add(&x[0].sum_dims(&[1], true)?)),
+        ("products", &[&[2, 1200]], |x| {
+            let near_one = x[0].scale(0.02)?.shift(1.0)?;
+            near_one.prod(&[1], true)?.add(&near_one.cumprod(1)?)
+        }),
+        ("max_pool2d", &[&[1, 1, 300, 301]], |x| x[0].max_pool2d(Pool { stride: [1, 2], ..Pool::new([3, 3]) })),
+        ("conv2d", &[&[2, 3, 70, 60], &[40, 3, 3, 3]], |x| x[0].conv2d(&x[1], None, Conv::default())),
+    ];
+    let device = cpu();
+    for (name, shapes, program) in programs {
+        let run = |rounded: DType, dtype: DType| -> Vec<Vec<f64>> {
+            let tape = Tape::new(&device);
+            let cast = |t: Tensor| if rounded == dtype { t } else { t.cast(dtype, Kind::Input).unwrap() };
+            let input = |(i, shape): (usize, &&[usize])| {
+                tape.leaf(&cast(random(&device, shape, 1 + i as u64, rounded))).unwrap()
+            };
+            let leaves: Vec<Var> = shapes.iter().enumerate().map(input).collect();
+            let y = program(&leaves).unwrap_or_else(|e| panic!("{name} in {dtype}: {e}"));
+            let mut all = vec![numbers(&y)];
+            let seed = cast(random(&device, &y.shape(), 9, rounded));
+            let gradients = tape.backward_from(&[(&y, &seed)], false).unwrap();
+            all.extend(leaves.iter().map(|x| gradients.of(x).unwrap().to_f64_vec().unwrap()));
+            all
+        };
+        for (dtype, u) in [(DType::F32, 2f64.powi(-21)), (DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-11))] {
+            for (i, (actual, exact)) in run(dtype, dtype).iter().zip(run(dtype, DType::F64)).enumerate() {
+                let error = relative_error(actual, &exact);
+                // Products of many numbers near 1 carry the rounding of each.
+                let allowed = if name == "products" { 60.0 * u } else { 2.0 * u };
+                assert!(error < allowed, "{name} in {dtype}, tensor {i}: {error:e}");
+            }
+        }
+    }
 }
 
 /// The gradients of model tiny, by 2 threads or 1: f32 parameters, computing in `dtype`.
