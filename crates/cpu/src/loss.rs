@@ -219,7 +219,7 @@ pub(crate) fn cross_entropy_grad(
                 let (v, w, q) = (x.load::<BLOCK>(i, T::ZERO), terms.weights(i), terms.shares(r, i));
                 let mut grads = lanes!(j => whole * Float::exp(v[j] - lse) - scale * w[j] * q[j]);
                 if let Some(t) = class.filter(|t| (i..i + BLOCK).contains(t)) {
-                    grads[t - i] = grads[t - i] - scale * terms.keep * terms.of_class(t);
+                    grads[t - i] += -(scale * terms.keep * terms.of_class(t));
                 }
                 o.store(i, grads);
             }

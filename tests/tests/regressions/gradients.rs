@@ -194,7 +194,8 @@ fn g14_views_can_t_be_written_through() {
 fn g15_a_tiny_eps_in_f16() {
     let device = cpu();
     let values: Vec<f64> = (0..24).map(|i| if i < 8 { 0.0 } else { ((i * 7) % 11) as f64 / 8.0 - 0.5 }).collect();
-    let norms: [(&str, fn(&Var) -> Result<Var>); 4] = [
+    type Norm = fn(&Var) -> Result<Var>;
+    let norms: [(&str, Norm); 4] = [
         ("layer_norm", |x| x.layer_norm(None, None, 1e-12)),
         ("rms_norm", |x| x.rms_norm(&[8], None, Some(1e-12))),
         ("group_norm", |x| x.reshape(&[3, 2, 4])?.group_norm(1, None, None, 1e-12)?.reshape(&[3, 8])),

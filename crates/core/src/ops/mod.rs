@@ -223,13 +223,13 @@ impl<'a> Exec<'a> {
 
     /// Where to put together, in several kernels, what goes to `out`: `out` itself, or where that would round in between,
     /// an f32 workspace of its shape. Ends with [`put`](Exec::put).
-    pub(crate) fn assemble(&self, out: &Tensor) -> Result<Tensor> {
+    pub fn assemble(&self, out: &Tensor) -> Result<Tensor> {
         let dtype = out.dtype().computed_in();
         if dtype == out.dtype() { Ok(out.clone()) } else { self.workspace(out.shape(), dtype) }
     }
 
     /// Moves what was put together to `out`, rounding it once.
-    pub(crate) fn put(&self, assembled: &Tensor, out: &Tensor) -> Result<()> {
+    pub fn put(&self, assembled: &Tensor, out: &Tensor) -> Result<()> {
         if assembled.dtype() == out.dtype() { Ok(()) } else { self.run(Kernel::Copy { x: assembled, out }) }
     }
 
