@@ -4,6 +4,7 @@ pub mod programs;
 pub mod sessions;
 pub mod wrapped;
 
+use half::{bf16, f16};
 use retape_core::kernel::RandomStream;
 use retape_core::ops::{Op, Sample, SampleInput, SampleMemory, SampleValues};
 use retape_core::{DType, Device, Element, Gradients, Kind, Mark, Result, Tape, TapeOptions, Tensor, Var};
@@ -20,12 +21,26 @@ pub fn random(device: &Device, shape: &[usize], seed: u64, dtype: DType) -> Tens
     floats(device, shape, &values, dtype)
 }
 
-/// A float tensor of these values.
+/// A float tensor of these values, rounded.
 pub fn floats(device: &Device, shape: &[usize], values: &[f64], dtype: DType) -> Tensor {
+    let bytes = match dtype {
+        DType::F64 => f64::to_bytes(values),
+        DType::F32 => f32::to_bytes(&values.iter().map(|&v| v as f32).collect::<Vec<_>>()),
+        DType::BF16 => bf16::to_bytes(&values.iter().map(|&v| bf16::from_f64(v)).collect::<Vec<_>>()),
+        DType::F16 => f16::to_bytes(&values.iter().map(|&v| f16::from_f64(v)).collect::<Vec<_>>()),
+        other => panic!("the tests make float tensors, not {other}"),
+    };
+    Tensor::from_bytes(device, shape, dtype, &bytes).unwrap()
+}
+
+/// The numbers in a float tensor's bytes.
+pub fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     match dtype {
-        DType::F64 => Tensor::from_slice(device, shape, values).unwrap(),
-        DType::F32 => Tensor::from_slice(device, shape, &values.iter().map(|&v| v as f32).collect::<Vec<_>>()).unwrap(),
-        other => panic!("the tests make f64 and f32 tensors, not {other}"),
+        DType::F64 => f64::from_bytes(bytes),
+        DType::F32 => f32::from_bytes(bytes).into_iter().map(f64::from).collect(),
+        DType::BF16 => bf16::from_bytes(bytes).into_iter().map(f64::from).collect(),
+        DType::F16 => f16::from_bytes(bytes).into_iter().map(f64::from).collect(),
+        other => panic!("{other} is no float"),
     }
 }
 
@@ -152,10 +167,7 @@ pub fn run_sample(
         let mut squares: Vec<Var> = outputs
             .drain(..)
             .filter(|y| y.dtype().is_float())
-            .map(|y| {
-                let y = if matches!(y.dtype(), DType::F64 | DType::F32) { y } else { y.cast(dtype)? };
-                y.square()?.scale(0.5)?.add(&y)
-            })
+            .map(|y| y.square()?.scale(0.5)?.add(&y))
             .collect::<Result<_>>()?;
         let seeds: Vec<Tensor> = squares.iter().map(|y| random(device, &y.shape(), 99, y.dtype())).collect();
         for pass in 0..passes {
@@ -170,10 +182,7 @@ pub fn run_sample(
         run.fingerprint = device.meter().fingerprint();
     }
     run.left = device.meter().live() - before;
-    let decode = |bytes: &Vec<u8>| match dtype {
-        DType::F32 => f32::from_bytes(bytes).into_iter().map(f64::from).collect(),
-        _ => f64::from_bytes(bytes),
-    };
+    let decode = |bytes: &Vec<u8>| decode(dtype, bytes);
     run.numbers = run.gradients.first().map_or(Vec::new(), |of_inputs| of_inputs.iter().map(decode).collect());
     Ok(run)
 }

@@ -102,7 +102,7 @@ fn tensors_print() {
     assert_eq!(Tensor::full(&retape_core::meta(), &[2], DType::F32, 0.0).unwrap().to_string(), "(no numbers) f32[2]");
 }
 
-/// Gradients of bf16 and f16 values are summed in f32.
+/// Gradients of bf16 and f16 values add up, through casts and repeats.
 #[test]
 fn half_precision_gradients_add_up() {
     let device = cpu();

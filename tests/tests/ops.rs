@@ -2,9 +2,15 @@
 
 use retape_core::kernel::{Binary, Unary};
 use retape_core::ops::*;
-use retape_core::{DType, Device, Error, Int8Spec, Kernel, Mark, Result, Tape, Tensor, check_gradients, meta};
-use retape_tests::{SampleMarks, random, relative_error, run_sample, sample_tensor};
+use retape_core::{
+    DType, Device, Error, Int8Spec, Kernel, Kind, Mark, Result, Tape, Tensor, Var, check_gradients, meta,
+};
+use retape_tests::wrapped::{self, Watch};
+use retape_tests::{SampleMarks, floats, gradient_bytes, random, relative_error, run_sample, sample_tensor};
 use std::rc::Rc;
+use std::sync::Arc;
+
+const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
 
 /// Relative L2 error of the gradients of one op whose inputs and outputs all lie as int8.
 const INT8_BOUND: f64 = 0.1;
@@ -77,7 +83,7 @@ fn single_precision_agrees_with_double() {
 /// left, and equal bits in every pass of a retained tape.
 #[test]
 fn every_mark_on_every_op() {
-    for dtype in [DType::F64, DType::F32] {
+    for dtype in FLOATS {
         let device = retape_cpu::device();
         for sample in Op::all_samples() {
             let plain = run_sample(&device, &sample, dtype, SampleMarks::default(), 1).unwrap();
@@ -119,19 +125,98 @@ fn every_mark_on_every_op() {
     }
 }
 
+/// What one run of an op gave: outputs and gradients with their dtypes.
+struct Run {
+    outputs: Vec<(DType, Vec<f64>)>,
+    gradients: Vec<Vec<f64>>,
+}
+
+/// Runs a sample whose inputs, and the gradients of its outputs, are rounded to `rounded` and then computed in `dtype`.
+fn run_rounded(device: &Device, sample: &Sample, rounded: DType, dtype: DType) -> Result<Run> {
+    let cast = |t: Tensor| if t.dtype().is_float() && rounded != dtype { t.cast(dtype, Kind::Input) } else { Ok(t) };
+    let tape = Tape::new(device);
+    let leaves = sample.inputs.iter().map(|i| {
+        let t = cast(sample_tensor(device, i, rounded))?;
+        if t.dtype().is_float() { tape.leaf(&t) } else { tape.constant(&t) }
+    });
+    let leaves: Vec<_> = leaves.collect::<Result<_>>()?;
+    let outputs = leaves[0].apply_all(sample.op.clone(), &leaves[1..].iter().collect::<Vec<_>>())?;
+    let numbers = |y: &Var| Ok((y.dtype(), y.tensor()?.to_f64_vec()?));
+    let outputs_as_numbers = outputs.iter().map(numbers).collect::<Result<_>>()?;
+    let differentiable: Vec<&Var> = outputs.iter().filter(|y| y.dtype().is_float()).collect();
+    let seed = |y: &&Var| random(device, &y.shape(), 4, rounded).cast(y.dtype(), Kind::Input);
+    let seeds: Vec<Tensor> = differentiable.iter().map(seed).collect::<Result<_>>()?;
+    let gradients = tape.backward_from(&differentiable.into_iter().zip(&seeds).collect::<Vec<_>>(), false)?;
+    let gradient = |x: &Var| gradients.of(x).map_or(Ok(Vec::new()), Tensor::to_f64_vec);
+    Ok(Run { outputs: outputs_as_numbers, gradients: leaves.iter().map(gradient).collect::<Result<_>>()? })
+}
+
+/// In bf16 and f16 an output is the exact result rounded once (to nearest even; f32's own error aside), and a gradient,
+/// which may be put together from rounded ones, is near it. Tolerances are in units of u, half the distance of 1 to the
+/// next number.
+#[test]
+fn sixteen_bits_are_rounded_once() {
+    let device = wrapped::device(Arc::new(Watch { poison: true, ..Watch::default() }));
+    for (half, u) in [(DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-11))] {
+        for sample in Op::all_samples() {
+            let actual =
+                run_rounded(&device, &sample, half, half).unwrap_or_else(|e| panic!("{half} {}: {e}", label(&sample)));
+            let expected = run_rounded(&device, &sample, half, DType::F64).unwrap();
+            let outputs = actual.outputs.iter().zip(&expected.outputs).map(|((d, a), (_, e))| ("output", *d, a, e));
+            let gradients = actual.gradients.iter().zip(&expected.gradients).map(|(a, e)| ("gradient", half, a, e));
+            let numbers = || expected.outputs.iter().map(|o| &o.1).chain(&expected.gradients).flatten();
+            let largest = numbers().filter(|x| x.is_finite()).fold(1.0, |m: f64, x| m.max(x.abs()));
+            for (what, dtype, actual, expected) in outputs.chain(gradients) {
+                assert_eq!(actual.len(), expected.len(), "{half} {}: {what}", label(&sample));
+                let rounded = if dtype.is_float() {
+                    floats(&device, &[expected.len()], expected, dtype).to_f64_vec().unwrap()
+                } else {
+                    expected.clone()
+                };
+                let allowed = |e: f64| match what {
+                    "output" => u * e.abs() + 2e-5 * largest,
+                    _ => 4.0 * u * largest,
+                };
+                for ((&a, &e), &r) in actual.iter().zip(expected).zip(&rounded) {
+                    let same = a == r || a.is_nan() && r.is_nan();
+                    let near = a.is_finite() && (a - e).abs() <= allowed(e);
+                    assert!(same || near, "{half} {}: {what} {a:e}, expected {e:e}", label(&sample));
+                }
+            }
+        }
+    }
+}
+
+/// New memory holds NaN: nothing is read that wasn't written, and everything is written.
+#[test]
+fn what_memory_held_doesn_t_show() {
+    let poisoned = wrapped::device(Arc::new(Watch { poison: true, ..Watch::default() }));
+    let device = retape_cpu::device();
+    for dtype in FLOATS {
+        for sample in Op::all_samples() {
+            let run = |device: &Device| {
+                let run = run_sample(device, &sample, dtype, SampleMarks::default(), 1);
+                let run = run.unwrap_or_else(|e| panic!("{dtype} {}: {e}", label(&sample)));
+                (run.outputs, run.gradients)
+            };
+            assert_eq!(run(&poisoned), run(&device), "{dtype} {}", label(&sample));
+        }
+    }
+}
+
 /// A strided input gives the bits of its contiguous copy.
 #[test]
 fn strides_don_t_show_in_the_numbers() {
     let device = retape_cpu::device();
-    for sample in Op::all_samples() {
+    for (sample, dtype) in Op::all_samples().into_iter().flat_map(|s| FLOATS.map(|dtype| (s.clone(), dtype))) {
         if sample.inputs.iter().all(|i| i.memory == SampleMemory::Contiguous) {
             continue;
         }
         let run = |contiguous: bool| -> Result<Vec<Vec<u8>>> {
             let tape = Tape::new(&device);
             let leaves = sample.inputs.iter().map(|i| {
-                let t = sample_tensor(&device, i, DType::F32);
-                let t = if contiguous { t.copy(retape_core::Kind::Input)? } else { t };
+                let t = sample_tensor(&device, i, dtype);
+                let t = if contiguous { t.copy(Kind::Input)? } else { t };
                 if t.dtype().is_float() { tape.leaf(&t) } else { tape.constant(&t) }
             });
             let leaves: Vec<_> = leaves.collect::<Result<_>>()?;
@@ -140,13 +225,13 @@ fn strides_don_t_show_in_the_numbers() {
             let differentiable: Vec<_> = outputs.iter().filter(|y| y.dtype().is_float()).collect();
             let seeds: Vec<Tensor> = differentiable
                 .iter()
-                .map(|y| random(&device, &y.shape(), 4, DType::F32).cast(y.dtype(), retape_core::Kind::Input))
+                .map(|y| random(&device, &y.shape(), 4, dtype).cast(y.dtype(), Kind::Input))
                 .collect::<Result<_>>()?;
             let gradients = tape.backward_from(&differentiable.into_iter().zip(&seeds).collect::<Vec<_>>(), false)?;
-            bytes.extend(retape_tests::gradient_bytes(&gradients, &leaves)?);
+            bytes.extend(gradient_bytes(&gradients, &leaves)?);
             Ok(bytes)
         };
-        assert_eq!(run(false).unwrap(), run(true).unwrap(), "{}", label(&sample));
+        assert_eq!(run(false).unwrap(), run(true).unwrap(), "{dtype} {}", label(&sample));
     }
 }
 

@@ -1,6 +1,6 @@
 //! Every preset on whole models: the dry run's peak, the ledger's bytes and the gradients' bits.
 
-use retape_core::{Device, Kind, ParameterId, Policy, Tape, TapeOptions, meta};
+use retape_core::{DType, Device, Kind, ParameterId, Policy, Tape, TapeOptions, meta};
 use retape_nn::data::ByteText;
 use retape_nn::{AttentionForm, Gpt, GptConfig};
 use retape_policy::{Context, PRESETS, presets::preset};
@@ -121,6 +121,13 @@ fn predicted_is_measured_and_bits_are_equal_on_tiny() {
         let tiny = GptConfig::named("tiny").unwrap();
         check(&GptConfig { attention, dropout: 0.1, ..tiny.clone() });
         check(&GptConfig { attention, linear_bias: false, tied: false, ..tiny });
+    }
+}
+
+#[test]
+fn predicted_is_measured_and_bits_are_equal_in_sixteen_bits() {
+    for (attention, dtype) in [(AttentionForm::Flash, DType::BF16), (AttentionForm::Explicit, DType::F16)] {
+        check(&GptConfig { attention, dtype, dropout: 0.1, ..GptConfig::named("tiny").unwrap() });
     }
 }
 

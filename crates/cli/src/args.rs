@@ -185,7 +185,7 @@ pub struct ModelArgs {
     /// Whether the output head is the token embedding
     #[arg(long, value_name = "on|off", value_parser = parse_switch)]
     pub tied: Option<bool>,
-    /// The parameters' and activations' type: f32 or f64
+    /// The activations' type: f32, f64, bf16 or f16; with the last two parameters stay f32
     #[arg(long, value_name = "DTYPE", value_parser = parse_dtype)]
     pub dtype: Option<DType>,
     /// Attention as one tiled op, op by op, or both [default: flash; of frontier: both]
@@ -240,8 +240,9 @@ fn parse_dtype(text: &str) -> Result<DType, String> {
     match text {
         "f32" => Ok(DType::F32),
         "f64" => Ok(DType::F64),
-        "bf16" | "f16" => Err("models don't compute in 16 bits yet; write f32 or f64".into()),
-        _ => Err("there is no such dtype; write f32 or f64".into()),
+        "bf16" => Ok(DType::BF16),
+        "f16" => Ok(DType::F16),
+        _ => Err("models have no such dtype; write f32, f64, bf16 or f16".into()),
     }
 }
 

@@ -7,7 +7,7 @@ use crate::error::{Failure, Result};
 use crate::trainer::{Settings, Trainer};
 use retape::nn::checkpoint::{Cast, load_parameters, save_parameters};
 use retape::nn::data::ByteText;
-use retape::nn::{Gpt, GptConfig};
+use retape::nn::{Gpt, GptConfig, LossScaler};
 use retape::prelude::Device;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -39,6 +39,9 @@ pub struct RunConfig {
     pub marks: Vec<String>,
     /// How parameters are updated.
     pub settings: Settings,
+    /// The state of the loss's scaling, of a model in f16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scaler: Option<LossScaler>,
     /// The text.
     pub data: DataId,
 }
@@ -123,9 +126,10 @@ pub fn read_model(checkpoint: &Path, config: &RunConfig, device: &Device) -> Res
     Ok(model)
 }
 
-/// Puts a checkpoint's optimizer state and step into a trainer.
+/// Puts a checkpoint's optimizer state, loss scaling and step into a trainer.
 pub fn restore(checkpoint: &Path, config: &RunConfig, trainer: &mut Trainer) -> Result<()> {
     trainer.optimizer.load(&checkpoint.join(OPTIMIZER))?;
+    trainer.scaler = config.scaler;
     trainer.done = config.step;
     Ok(())
 }
@@ -135,7 +139,7 @@ pub fn restore(checkpoint: &Path, config: &RunConfig, trainer: &mut Trainer) -> 
 pub fn save(dir: &Path, trainer: &Trainer, config: &RunConfig) -> Result<()> {
     trainer.check_finite()?;
     clean(dir)?;
-    let config = RunConfig { step: trainer.done, ..config.clone() };
+    let config = RunConfig { step: trainer.done, scaler: trainer.scaler, ..config.clone() };
     let unfinished = dir.join(format!("{UNFINISHED}{}", std::process::id()));
     fs::create_dir_all(&unfinished).map_err(io("make", &unfinished))?;
     save_parameters(&unfinished.join(MODEL), trainer.parameters(), &[("format", "pt".to_owned())])?;

@@ -112,15 +112,22 @@ fn describe(
     let tokens_per_s = tokens / trained.time.as_secs_f64();
     if as_json {
         let (loss, peak_bytes) = (trained.loss, trained.peak_bytes);
-        return json!({
+        let mut line = json!({
             "step": step, "loss": loss, "tokens_per_s": tokens_per_s, "peak_bytes": peak_bytes,
             "budget_bytes": budget_bytes, "validation_loss": validation_loss,
-        })
-        .to_string();
+        });
+        if let Some(scale) = trained.loss_scale {
+            (line["loss_scale"], line["updated"]) = (scale.into(), trained.updated.into());
+        }
+        return line.to_string();
     }
     let validation = validation_loss.map_or(String::new(), |loss| format!("  validation loss {loss:.4}"));
     let peak = bytes(trained.peak_bytes);
-    format!("step {step:>6}  loss {:.4}  {tokens_per_s:>8.0} tokens/s  peak {peak}{validation}", trained.loss)
+    let skipped = match trained.loss_scale {
+        Some(scale) if !trained.updated => format!("  not updated: gradients overflow with the loss scaled by {scale}"),
+        _ => String::new(),
+    };
+    format!("step {step:>6}  loss {:.4}  {tokens_per_s:>8.0} tokens/s  peak {peak}{validation}{skipped}", trained.loss)
 }
 
 /// A text and the file it is from.
@@ -163,6 +170,7 @@ fn config(args: &TrainArgs, common: &Common, saved: Option<&RunConfig>, data: Da
                 policy: asked.unwrap_or_else(|| "none".into()),
                 marks: marks(),
                 settings: settings(&args.settings, Settings::default()),
+                scaler: None,
                 data,
             }
         }

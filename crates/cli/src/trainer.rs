@@ -3,7 +3,7 @@
 use crate::error::{Failure, Result};
 use crate::policy::NamedPolicy;
 use retape::nn::data::{Batch, Batches, ByteText};
-use retape::nn::{AdamW, Gpt, GptConfig, Parameter, clip_grad_norm};
+use retape::nn::{AdamW, Gpt, GptConfig, LossScaler, Parameter, clip_grad_norm};
 use retape::prelude::{AdamWConfig, DType, Device, Kind, Tape, TapeOptions, Tensor};
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
@@ -82,6 +82,8 @@ pub struct Trainer {
     pub model: Gpt,
     /// Its optimizer.
     pub optimizer: AdamW,
+    /// For models that compute in f16.
+    pub scaler: Option<LossScaler>,
     /// Steps done.
     pub done: u64,
     parameters: Vec<Parameter>,
@@ -99,6 +101,10 @@ pub struct Trained {
     pub time: Duration,
     /// Highest step bytes.
     pub peak_bytes: u64,
+    /// What the loss was scaled by, in f16.
+    pub loss_scale: Option<f64>,
+    /// False where a gradient wasn't finite and the scale was lowered instead.
+    pub updated: bool,
 }
 
 /// Batches of a validation, at most.
@@ -116,7 +122,8 @@ impl Trainer {
         let parameters = model.parameters();
         let config = AdamWConfig { lr, beta1, beta2, eps: 1e-8, weight_decay };
         let optimizer = AdamW::decay_matrices(parameters.clone(), config)?;
-        Ok(Trainer { model, optimizer, done: 0, parameters, batcher, settings, seed })
+        let scaler = (model.config().dtype == DType::F16).then(LossScaler::default);
+        Ok(Trainer { model, optimizer, scaler, done: 0, parameters, batcher, settings, seed })
     }
 
     /// The parameters.
@@ -135,16 +142,29 @@ impl Trainer {
         let options = TapeOptions { policy: Some(policy.rules.clone()), seed, ..TapeOptions::default() };
         let tape = Tape::with(&device, options);
         let loss = self.model.loss(&tape, &tokens, &targets)?;
-        let gradients = tape.backward(&loss)?;
+        let gradients = match &self.scaler {
+            Some(scaler) => scaler.backward(&tape, &loss)?,
+            None => tape.backward(&loss)?,
+        };
         let value = loss.item()?;
         drop(loss);
         drop(tape);
         let warm = ((self.done + 1) as f64 / self.settings.warmup.max(1) as f64).min(1.0);
         self.optimizer.set_lr(self.settings.lr * warm)?;
-        let clip = clip_grad_norm(&gradients, &self.parameters, self.settings.clip)?;
-        self.optimizer.step(&gradients, clip.scale)?;
+        let loss_scale = self.scaler.map(|s| s.scale());
+        let updated = match &mut self.scaler {
+            Some(scaler) => {
+                scaler.step(&mut self.optimizer, &gradients, &self.parameters, self.settings.clip)?.is_some()
+            }
+            None => {
+                let clip = clip_grad_norm(&gradients, &self.parameters, self.settings.clip)?;
+                self.optimizer.step(&gradients, clip.scale)?;
+                true
+            }
+        };
         self.done += 1;
-        Ok(Trained { loss: value, time: start.elapsed(), peak_bytes: device.meter().step_peak() })
+        let (time, peak_bytes) = (start.elapsed(), device.meter().step_peak());
+        Ok(Trained { loss: value, time, peak_bytes, loss_scale, updated })
     }
 
     /// Fails where a parameter holds an infinity or NaN: a last update may have made it, which no gradient has shown yet.

@@ -77,6 +77,25 @@ fn a_resumed_run_has_the_same_bits() {
 }
 
 #[test]
+fn sixteen_bits_train_and_resume_with_the_same_bits() {
+    for dtype in ["bf16", "f16"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (whole, halves) = (path(&dir, "whole"), path(&dir, "halves"));
+        let at_once = train(&["--steps", "20", "--save", &whole, "--dtype", dtype]);
+        let mut in_two = train(&["--steps", "10", "--save", &halves, "--dtype", dtype]);
+        in_two.extend(json_lines(&run(&["train", "--json", "--resume", &halves, "--save", &halves, "--steps", "10"])));
+        assert_eq!(losses(&at_once), losses(&in_two));
+        assert_same_files(&Path::new(&whole).join("step-20"), &Path::new(&halves).join("step-20"));
+        assert!(losses(&at_once)[19].1 < losses(&at_once)[0].1 - 0.3, "{dtype}");
+        let config = |dir: &str| fs::read_to_string(Path::new(dir).join("step-20/config.json")).unwrap();
+        assert_eq!(config(&whole), config(&halves));
+        let config: Value = serde_json::from_str(&config(&whole)).unwrap();
+        assert_eq!(config.get("scaler").map(|s| s["good"].as_u64().unwrap()), (dtype == "f16").then_some(20));
+        assert_eq!(at_once[0].get("loss_scale").is_some(), dtype == "f16");
+    }
+}
+
+#[test]
 fn a_model_that_diverged_replaces_no_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let save = path(&dir, "run");

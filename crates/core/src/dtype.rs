@@ -3,8 +3,9 @@
 use half::{bf16, f16};
 use std::fmt;
 
-/// The type of a tensor's elements. `f64` and `f32` are computed; `bf16` and `f16` are stored and cast;
-/// the integers and `bool` are indices, masks and stored quantized values.
+/// The type of a tensor's elements. All floats are computed: `f64` and `f32` in themselves, `bf16` and `f16` in f32, with one
+/// rounding to nearest even where a kernel stores a result ([`computed_in`](DType::computed_in)). The integers and
+/// `bool` are indices, masks and stored quantized values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs)]
@@ -37,6 +38,14 @@ impl DType {
     /// True for the types that can carry a gradient.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F64 | DType::F32 | DType::BF16 | DType::F16)
+    }
+
+    /// The type of the arithmetic on such elements, of their sums and of their statistics: f32 for bf16 and f16.
+    pub const fn computed_in(self) -> DType {
+        match self {
+            DType::BF16 | DType::F16 => DType::F32,
+            other => other,
+        }
     }
 
     /// The usual name, `f32`.

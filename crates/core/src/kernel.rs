@@ -2,8 +2,9 @@
 //!
 //! Conventions, for every kernel unless its line says otherwise:
 //! - inputs may have any strides (0 included) and offset; `out` is contiguous and wholly written;
-//! - float kernels take f64 or f32 with all float tensors of one dtype; sums accumulate in at least f32, statistics
-//!   are f32 for f32 tensors and f64 for f64 tensors;
+//! - float kernels take f64 tensors, or f32, bf16 and f16 ones, each operand of its own dtype among these: bf16 and f16 are
+//!   widened as they are read, arithmetic and whole sums are in f32, and what is stored is rounded once, to nearest even;
+//!   statistics are f32, and f64 with f64 tensors;
 //! - zero-sized dimensions are ordinary: nothing is read, sums are 0;
 //! - *in place*: where noted, `out` may be the very tensor (same storage and layout) given as the named input;
 //! - results don't depend on the number of threads, and equal inputs give equal bits.
@@ -516,7 +517,8 @@ pub enum Kernel<'a> {
     Quantize { x: &'a Tensor, group: usize, q: &'a Tensor, scales: &'a Tensor },
     /// out = q scale, out in the original's dtype and shape.
     Dequantize { q: &'a Tensor, scales: &'a Tensor, group: usize, out: &'a Tensor },
-    /// out = uniform numbers in [0, 1): 24 random bits for f32, word i as in [`RandomStream`]; f64 likewise from 32 bits.
+    /// out = uniform numbers in [0, 1): 24 random bits for f32, word i as in [`RandomStream`]; likewise 32 bits for f64, 11 for
+    /// f16, 8 for bf16.
     Uniform { stream: RandomStream, out: &'a Tensor },
     /// out = normal numbers of mean 0 and standard deviation `std` (Box-Muller on words 2i, 2i+1 of the stream; f64 arithmetic).
     Normal { stream: RandomStream, std: f64, out: &'a Tensor },

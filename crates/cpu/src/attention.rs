@@ -5,7 +5,8 @@
 //! l = l e^(m - m') + sum_j e^(s_ij - m'), and out likewise. The maximum is never clamped.
 //!
 //! Tiles above the causal diagonal are never visited, only tiles on it are masked. Every tile's product is one small
-//! GEMM on the operands as they lie in memory, so nothing beyond a tensor's end is read and nothing is padded.
+//! GEMM on the operands as they lie in memory (of 16 bits, on a widened copy of their tile), so nothing beyond a tensor's
+//! end is read and nothing is padded.
 
 use crate::exec::Exec;
 use crate::gemm::{Matrix, product};
@@ -54,6 +55,11 @@ impl<T: Float> Heads<T> {
             row_stride: self.strides[1],
             col_stride: self.strides[3],
         }
+    }
+
+    /// Elements that a widened copy of a tile of `len` times takes.
+    pub fn scratch(&self, len: usize) -> usize {
+        if self.span.rounds() { len * self.size } else { 0 }
     }
 
     /// One time of one head.
@@ -181,22 +187,27 @@ pub(crate) fn attention(
             let (b, h) = (index / qs.heads, index % qs.heads);
             let from = block * QUERIES;
             let rows = QUERIES.min(qs.time - from);
-            let mut scratch = exec.scratch::<T>(QUERIES * (KEYS + vs.size + 2));
+            let copies = [qs.scratch(QUERIES), ks.scratch(KEYS), vs.scratch(KEYS)];
+            let mut scratch = exec.scratch::<T>(QUERIES * (KEYS + vs.size + 2) + copies[0] + copies[1] + copies[2]);
             let memory = scratch.memory();
+                let (q_memory, memory) = memory.split_at_mut(copies[0]);
+                let (k_memory, memory) = memory.split_at_mut(copies[1]);
+                let (v_memory, memory) = memory.split_at_mut(copies[2]);
                 let (s_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
                 let (o_memory, memory) = memory.split_at_mut(QUERIES * vs.size);
                 let (maximum, sum) = memory.split_at_mut(QUERIES);
                 maximum.fill(-T::INFINITY);
                 sum.fill(T::ZERO);
                 let kv_head = h / (qs.heads / ks.heads);
-                let q_tile = qs.tile(b, h, from, rows);
+                let q_tile = qs.tile(b, h, from, rows).widened(q_memory);
                 let o = Matrix::over(o_memory, rows, vs.size, vs.size);
                 let end = mask.visible(from + rows - 1);
                 let start = mask.first_key(from) / KEYS * KEYS;
                 for j in (start..end).step_by(KEYS) {
                     let keys = KEYS.min(end - j);
                     let s = Matrix::over(s_memory, rows, keys, KEYS);
-                    product(s, false, q_tile, ks.tile(b, kv_head, j, keys).t(), T::of(spec.scale));
+                    let k_tile = ks.tile(b, kv_head, j, keys).widened(k_memory);
+                    product(s, false, q_tile, k_tile.t(), T::of(spec.scale));
                     for i in 0..rows {
                         let scores = s.span.part(i * KEYS, KEYS, 1);
                         let visible = mask.visible(from + i).saturating_sub(j).min(keys);
@@ -210,7 +221,7 @@ pub(crate) fn attention(
                             scale_row(o.span.part(i * vs.size, vs.size, 1), shrink);
                         }
                     }
-                    product(o, j > start, s, vs.tile(b, kv_head, j, keys), T::ONE);
+                    product(o, j > start, s, vs.tile(b, kv_head, j, keys).widened(v_memory), T::ONE);
                 }
                 for i in 0..rows {
                     let seen = sum[i] != T::ZERO;

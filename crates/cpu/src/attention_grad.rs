@@ -13,7 +13,7 @@ use crate::attention::{Bias, Heads, Mask, work};
 use crate::exec::Exec;
 use crate::gemm::{Matrix, product};
 use crate::math::Float;
-use crate::view::{BLOCK, Rows, for_float, lanes};
+use crate::view::{BLOCK, Rows, Span, for_float, lanes};
 use retape_core::kernel::AttentionSpec;
 use retape_core::{Result, Tensor};
 
@@ -21,7 +21,7 @@ use retape_core::{Result, Tensor};
 const QUERIES: usize = 128;
 const KEYS: usize = 128;
 
-/// What both passes read.
+/// What all passes read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Saved<'a> {
     pub q: &'a Tensor,
@@ -46,6 +46,14 @@ struct Pass<T> {
     scale: T,
 }
 
+/// What a tile of scores is made of; of 16 bits, widened copies.
+struct Tiles<T> {
+    q: Matrix<T>,
+    k: Matrix<T>,
+    v: Matrix<T>,
+    g: Matrix<T>,
+}
+
 impl<T: Float> Pass<T> {
     fn of(saved: Saved<'_>) -> Pass<T> {
         let [q, k, v, g] = [saved.q, saved.k, saved.v, saved.g].map(Heads::<T>::of);
@@ -55,13 +63,37 @@ impl<T: Float> Pass<T> {
         Pass { q, k, v, g, lse, delta, mask, bias, scale: T::of(saved.spec.scale) }
     }
 
+    /// Elements that the copies of a tile's operands take.
+    fn scratch(&self) -> usize {
+        self.q.scratch(QUERIES) + self.g.scratch(QUERIES) + self.k.scratch(KEYS) + self.v.scratch(KEYS)
+    }
+
+    /// The operands of `rows` queries from `i` and `keys` keys from `j` of one head.
+    fn tiles(
+        &self,
+        (b, h): (usize, usize),
+        (i, rows): (usize, usize),
+        (j, keys): (usize, usize),
+        memory: &mut [T],
+    ) -> Tiles<T> {
+        let kv_head = h / (self.q.heads / self.k.heads);
+        let (q_memory, memory) = memory.split_at_mut(self.q.scratch(QUERIES));
+        let (g_memory, memory) = memory.split_at_mut(self.g.scratch(QUERIES));
+        let (k_memory, v_memory) = memory.split_at_mut(self.k.scratch(KEYS));
+        Tiles {
+            q: self.q.tile(b, h, i, rows).widened(q_memory),
+            g: self.g.tile(b, h, i, rows).widened(g_memory),
+            k: self.k.tile(b, kv_head, j, keys).widened(k_memory),
+            v: self.v.tile(b, kv_head, j, keys).widened(v_memory),
+        }
+    }
+
     /// Fills `p` with z p and `ds` with ds for queries `i ..` and keys `j ..` of one head.
     #[inline(always)]
-    fn weights(&self, (b, h): (usize, usize), i: usize, j: usize, p: Matrix<T>, ds: Matrix<T>) {
-        let kv_head = h / (self.q.heads / self.k.heads);
+    fn weights(&self, (b, h): (usize, usize), i: usize, j: usize, tiles: &Tiles<T>, p: Matrix<T>, ds: Matrix<T>) {
         let (rows, keys) = (p.rows, p.cols);
-        product(p, false, self.q.tile(b, h, i, rows), self.k.tile(b, kv_head, j, keys).t(), self.scale);
-        product(ds, false, self.g.tile(b, h, i, rows), self.v.tile(b, kv_head, j, keys).t(), T::ONE);
+        product(p, false, tiles.q, tiles.k.t(), self.scale);
+        product(ds, false, tiles.g, tiles.v.t(), T::ONE);
         let index = b * self.q.heads + h;
         let (lses, deltas) = (self.lse.row(index), self.delta.row(index));
         let keep = T::of(self.mask.keep);
@@ -128,8 +160,9 @@ pub(crate) fn attention_grad_kv(exec: &Exec, saved: Saved<'_>, dk: &Tensor, dv: 
             let (j, index) = (task / heads * KEYS, task % heads);
             let (b, kv_head) = (index / pass.k.heads, index % pass.k.heads);
             let keys = KEYS.min(pass.k.time - j);
-            let mut scratch = exec.scratch::<T>(2 * QUERIES * KEYS + KEYS * (size + v_size));
+            let mut scratch = exec.scratch::<T>(pass.scratch() + 2 * QUERIES * KEYS + KEYS * (size + v_size));
             let memory = scratch.memory();
+                let (copies, memory) = memory.split_at_mut(pass.scratch());
                 let (p_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
                 let (ds_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
                 memory.fill(T::ZERO);
@@ -142,9 +175,10 @@ pub(crate) fn attention_grad_kv(exec: &Exec, saved: Saved<'_>, dk: &Tensor, dv: 
                         let rows = QUERIES.min(end - i);
                         let p = Matrix::over(p_memory, rows, keys, KEYS);
                         let ds = Matrix::over(ds_memory, rows, keys, KEYS);
-                        pass.weights((b, h), i, j, p, ds);
-                        product(dv, true, p.t(), pass.g.tile(b, h, i, rows), T::ONE);
-                        product(dk, true, ds.t(), pass.q.tile(b, h, i, rows), pass.scale);
+                        let tiles = pass.tiles((b, h), (i, rows), (j, keys), copies);
+                        pass.weights((b, h), i, j, &tiles, p, ds);
+                        product(dv, true, p.t(), tiles.g, T::ONE);
+                        product(dk, true, ds.t(), tiles.q, pass.scale);
                     }
                 }
                 write(dk, &dks, (b, kv_head), j);
@@ -163,8 +197,9 @@ pub(crate) fn attention_grad_q(exec: &Exec, saved: Saved<'_>, dq: &Tensor) -> Re
             let (i, index) = ((blocks - 1 - task / heads) * QUERIES, task % heads);
             let (b, h) = (index / pass.q.heads, index % pass.q.heads);
             let rows = QUERIES.min(pass.q.time - i);
-            let mut scratch = exec.scratch::<T>(2 * QUERIES * KEYS + QUERIES * size);
+            let mut scratch = exec.scratch::<T>(pass.scratch() + 2 * QUERIES * KEYS + QUERIES * size);
             let memory = scratch.memory();
+                let (copies, memory) = memory.split_at_mut(pass.scratch());
                 let (p_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
                 let (ds_memory, dq_memory) = memory.split_at_mut(QUERIES * KEYS);
                 dq_memory.fill(T::ZERO);
@@ -173,9 +208,9 @@ pub(crate) fn attention_grad_q(exec: &Exec, saved: Saved<'_>, dq: &Tensor) -> Re
                 for j in (pass.mask.first_key(i) / KEYS * KEYS..end).step_by(KEYS) {
                     let keys = KEYS.min(end - j);
                     let (p, ds) = (Matrix::over(p_memory, rows, keys, KEYS), Matrix::over(ds_memory, rows, keys, KEYS));
-                    pass.weights((b, h), i, j, p, ds);
-                    let kv_head = h / (pass.q.heads / pass.k.heads);
-                    product(dq, true, ds, pass.k.tile(b, kv_head, j, keys), pass.scale);
+                    let tiles = pass.tiles((b, h), (i, rows), (j, keys), copies);
+                    pass.weights((b, h), i, j, &tiles, p, ds);
+                    product(dq, true, ds, tiles.k, pass.scale);
                 }
                 write(dq, &dqs, (b, h), i);
         });
@@ -184,7 +219,7 @@ pub(crate) fn attention_grad_q(exec: &Exec, saved: Saved<'_>, dq: &Tensor) -> Re
 }
 
 /// dmask `[batch or 1, heads or 1, Tq or 1, Tk]`. A task owns a strip of keys of one of the mask's heads, and adds up the
-/// heads and queries that it serves in their order.
+/// heads and queries that it serves in their order, a tile of rows after the other.
 pub(crate) fn attention_grad_mask(exec: &Exec, saved: Saved<'_>, dmask: &Tensor) -> Result<()> {
     for_float!("attention_grad_mask", saved.q.dtype(), T => {
         let (pass, sums) = (Pass::<T>::of(saved), Rows::<T>::of(dmask));
@@ -193,27 +228,37 @@ pub(crate) fn attention_grad_mask(exec: &Exec, saved: Saved<'_>, dmask: &Tensor)
         exec.run::<T>(strips * masks[0] * masks[1], work(&pass.q, pass.k.time), #[inline(always)] |task| {
             let (j, index) = (task % strips * KEYS, task / strips);
             let keys = KEYS.min(pass.k.time - j);
-            let row = |i: usize| sums.row(index * rows_of_mask + i.min(rows_of_mask - 1)).sub(j, keys);
-            for i in 0..rows_of_mask {
-                row(i).fill(T::ZERO);
-            }
             let served = |size: usize, own: usize, all: usize| if size == 1 { 0..all } else { own..own + 1 };
-            let mut scratch = exec.scratch::<T>(2 * QUERIES * KEYS);
-            let (p_memory, ds_memory) = scratch.memory().split_at_mut(QUERIES * KEYS);
-            for b in served(masks[0], index / masks[1], pass.q.batch) {
-                for h in served(masks[1], index % masks[1], pass.q.heads) {
-                    for i in (0..pass.q.time).step_by(QUERIES) {
-                        let rows = QUERIES.min(pass.q.time - i);
-                        let (p, ds) = (Matrix::over(p_memory, rows, keys, KEYS), Matrix::over(ds_memory, rows, keys, KEYS));
-                        pass.weights((b, h), i, j, p, ds);
-                        for r in 0..rows {
-                            let (sum, part) = (row(i + r), ds.span.part(r * KEYS, keys, 1));
-                            for c in (0..keys).step_by(BLOCK) {
-                                let (u, v) = (sum.load::<BLOCK>(c, T::ZERO), part.load::<BLOCK>(c, T::ZERO));
-                                sum.store(c, lanes!(n => u[n] + v[n]));
+            let mut scratch = exec.scratch::<T>(pass.scratch() + 3 * QUERIES * KEYS);
+            let (copies, memory) = scratch.memory().split_at_mut(pass.scratch());
+            let (p_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
+            let (ds_memory, sum_memory) = memory.split_at_mut(QUERIES * KEYS);
+            // Some queries that have rows of their own at a time, or all of them into one row.
+            let (together, own) = if rows_of_mask == 1 { (pass.q.time.max(1), 0) } else { (QUERIES, 1) };
+            for first in (0..pass.q.time.max(rows_of_mask)).step_by(together) {
+                let of_mask = together.min(rows_of_mask - first);
+                let sum = Span::over(sum_memory);
+                sum.fill(T::ZERO);
+                for b in served(masks[0], index / masks[1], pass.q.batch) {
+                    for h in served(masks[1], index % masks[1], pass.q.heads) {
+                        let end = pass.q.time.min(first + together);
+                        for i in (first..end).step_by(QUERIES) {
+                            let rows = QUERIES.min(end - i);
+                            let (p, ds) = (Matrix::over(p_memory, rows, keys, KEYS), Matrix::over(ds_memory, rows, keys, KEYS));
+                            let tiles = pass.tiles((b, h), (i, rows), (j, keys), copies);
+                            pass.weights((b, h), i, j, &tiles, p, ds);
+                            for r in 0..rows {
+                                let (sum, part) = (sum.part(own * r * KEYS, keys, 1), ds.span.part(r * KEYS, keys, 1));
+                                for c in (0..keys).step_by(BLOCK) {
+                                    let (u, v) = (sum.load::<BLOCK>(c, T::ZERO), part.load::<BLOCK>(c, T::ZERO));
+                                    sum.store(c, lanes!(n => u[n] + v[n]));
+                                }
                             }
                         }
                     }
+                }
+                for r in 0..of_mask {
+                    sums.row(index * rows_of_mask + first + r).sub(j, keys).copy_from(sum.part(r * KEYS, keys, 1));
                 }
             }
         });

@@ -1,13 +1,14 @@
 //! Fill and copy, for every dtype and pair of dtypes.
 
 use crate::exec::{Baseline, Exec};
+use crate::halves::Cell;
 use crate::view::{BLOCK, Nest, Span, lanes};
 use half::{bf16, f16};
 use retape_core::{DType, Tensor};
 
 /// Conversion as core's cast defines it: through i64 between integers, through f64 otherwise. Both hold every value
 /// of the other types exactly, so one rounding is made.
-trait Cast: Copy + Default + Send + Sync {
+trait Cast: Cell + Send + Sync {
     const INTEGER: bool;
     fn to_f64(self) -> f64;
     fn of_f64(value: f64) -> Self;
@@ -58,6 +59,8 @@ cast_float!(
 #[derive(Clone, Copy, Default)]
 #[repr(transparent)]
 struct Flag(u8);
+
+impl Cell for Flag {}
 
 impl Cast for Flag {
     const INTEGER: bool = true;
@@ -190,8 +193,8 @@ pub(crate) fn copy(exec: &Exec, x: &Tensor, out: &Tensor) {
 #[inline(always)]
 fn convert<S, D>(exec: &Exec, x: &Tensor, out: &Tensor, f: impl Fn(S) -> D + Sync)
 where
-    S: Copy + Default + Send + Sync,
-    D: Copy + Default + Send + Sync,
+    S: Cell + Send + Sync,
+    D: Cell + Send + Sync,
 {
     let (xs, outs) = (Span::<S>::of(x), Span::<D>::of(out));
     Nest::new([out, x]).for_each_run::<Baseline>(

@@ -1,6 +1,7 @@
 //! Elementwise kernels, in blocks of 64 elements that are loaded, computed and stored: safe in place, and vectorised.
 
 use crate::exec::{Baseline, Exec};
+use crate::halves::Cell;
 use crate::math::Float;
 use crate::view::{BLOCK, Nest, Span, for_float, lanes, unsupported};
 use retape_core::kernel::{Binary, ClampInput, Ternary, Unary};
@@ -336,7 +337,7 @@ pub(crate) fn extremum_grad(exec: &Exec, f: Binary, a: &Tensor, b: &Tensor, g: &
 
 /// out = a where cond else b, for elements of any type by their size.
 pub(crate) fn select(exec: &Exec, cond: &Tensor, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
-    fn of_size<T: Copy + Default + Send + Sync>(exec: &Exec, cond: &Tensor, a: &Tensor, b: &Tensor, out: &Tensor) {
+    fn of_size<T: Cell + Send + Sync>(exec: &Exec, cond: &Tensor, a: &Tensor, b: &Tensor, out: &Tensor) {
         let (conds, xs, ys, outs) = (Span::<u8>::of(cond), Span::<T>::of(a), Span::<T>::of(b), Span::<T>::of(out));
         Nest::new([out, cond, a, b]).for_each_run::<Baseline>(
             exec,

@@ -32,21 +32,30 @@ pub(crate) fn embedding(exec: &Exec, table: &Tensor, ids: &Tensor, out: &Tensor)
     Ok(())
 }
 
-/// out = sum of g's rows by id, in the order of ids. A task owns some columns of the table, so no two add to one place.
+/// out = sum of g's rows by id, in the order of ids. A task owns some columns of the table, and adds up one row's after
+/// the other.
 pub(crate) fn embedding_grad(exec: &Exec, ids: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
     let (rows, width) = (out.shape()[0], out.shape()[1]);
     let ids = checked_ids("embedding_grad", ids, rows)?;
+    // The places of each id, in their order, one id after the other; id i's end at ends[i].
+    let mut places: Vec<usize> = (0..ids.len()).collect();
+    places.sort_by_key(|&place| ids[place]);
+    let mut ends = vec![0; rows];
+    ids.iter().for_each(|&id| ends[id] += 1);
+    (1..rows).for_each(|id| ends[id] += ends[id - 1]);
     for_float!("embedding_grad", g.dtype(), T => {
         let (gs, outs) = (Rows::<T>::of(g), Span::<T>::of(out));
         exec.run::<T>(width.div_ceil(COLUMNS), (rows + 2 * ids.len()) * width, #[inline(always)] |task| {
             let (first, len) = (task * COLUMNS, COLUMNS.min(width - task * COLUMNS));
-            for row in 0..rows {
-                outs.part(row * width + first, len, 1).store(0, [T::ZERO; COLUMNS]);
-            }
-            for (r, &id) in ids.iter().enumerate() {
-                let (o, g) = (outs.part(id * width + first, len, 1), gs.row(r).load::<COLUMNS>(first, T::ZERO));
-                let sum = o.load::<COLUMNS>(0, T::ZERO);
-                o.store(0, lanes!(j => sum[j] + g[j]));
+            let mut next = 0;
+            for id in 0..rows {
+                let mut sum = [T::ZERO; COLUMNS];
+                for &place in &places[next..ends[id]] {
+                    let g = gs.row(place).load::<COLUMNS>(first, T::ZERO);
+                    sum = lanes!(j => sum[j] + g[j]);
+                }
+                outs.part(id * width + first, len, 1).store(0, sum);
+                next = ends[id];
             }
         });
     });

@@ -1,7 +1,8 @@
 //! Matrix product: out (+)= alpha a b, by faer's kernels on fixed tiles of `out`.
 //!
 //! The tiles follow from the shape alone, each is computed by one thread over the whole of k: the result has the same
-//! bits for any number of threads. faer is as fast for every orientation of its operands, so views go in as they are.
+//! bits for any number of threads. faer is as fast for every orientation of its operands, so views go in as they are; but
+//! operands of 16 bits are widened a block at a time, and their tile of `out` is summed over k in f32 and rounded once.
 
 use crate::exec::{Baseline, Exec};
 use crate::math::Float;
@@ -12,6 +13,9 @@ use retape_core::{Result, Tensor};
 
 /// Rows and columns of a tile: small enough to give every thread some, large enough to pack operands rarely.
 const TILE: (usize, usize) = (256, 384);
+
+/// How much of k is widened at a time.
+const DEPTH: usize = 256;
 
 /// A matrix somewhere in a tensor: first element, size and strides.
 #[derive(Debug, Clone, Copy)]
@@ -39,6 +43,25 @@ impl<T: Float> Matrix<T> {
     pub fn block(self, r: (usize, usize), c: (usize, usize)) -> Matrix<T> {
         let start = self.start + r.0 * self.row_stride + c.0 * self.col_stride;
         Matrix { start, rows: r.1, cols: c.1, ..self }
+    }
+
+    /// This matrix, or a copy of it in `memory` where its elements lie as 16 bits.
+    pub fn widened(self, memory: &mut [T]) -> Matrix<T> {
+        if !self.span.rounds() {
+            return self;
+        }
+        if self.row_stride < self.col_stride {
+            return self.t().widened(memory).t();
+        }
+        let copy = Matrix::over(memory, self.rows, self.cols, self.cols);
+        copy.copy_from(self);
+        copy
+    }
+
+    /// Copies a matrix of the same size.
+    fn copy_from(self, source: Matrix<T>) {
+        let row = |m: &Matrix<T>, r: usize| m.span.part(m.start + r * m.row_stride, m.cols, m.col_stride);
+        (0..self.rows).for_each(|r| row(&self, r).copy_from(row(&source, r)));
     }
 
     fn checked(self) -> *mut T {
@@ -84,6 +107,25 @@ pub(crate) fn product<T: Float>(out: Matrix<T>, accumulate: bool, a: Matrix<T>, 
     faer_matmul(target, beta, view(a), view(b), alpha, Par::Seq);
 }
 
+/// The same where some of them lie as 16 bits.
+fn product_of_halves<T: Float>(exec: &Exec, out: Matrix<T>, accumulate: bool, a: Matrix<T>, b: Matrix<T>, alpha: T) {
+    let (rows, cols, k) = (out.rows, out.cols, a.cols);
+    let depth = k.min(DEPTH);
+    let mut scratch = exec.scratch::<T>(rows * cols + depth * (rows + cols));
+    let (sum_memory, memory) = scratch.memory().split_at_mut(rows * cols);
+    let (a_memory, b_memory) = memory.split_at_mut(rows * depth);
+    let sum = Matrix::over(sum_memory, rows, cols, cols);
+    if accumulate {
+        sum.copy_from(out);
+    }
+    for from in (0..k.max(1)).step_by(DEPTH) {
+        let part = (from, DEPTH.min(k - from));
+        let (a, b) = (a.block((0, rows), part).widened(a_memory), b.block(part, (0, cols)).widened(b_memory));
+        product(sum, accumulate || from > 0, a, b, alpha);
+    }
+    out.copy_from(sum);
+}
+
 /// The `index`-th matrix of a tensor `[.., rows, cols]`.
 fn matrix<T: Float>(tensor: &Tensor, index: usize) -> Matrix<T> {
     let layout = tensor.layout();
@@ -124,7 +166,12 @@ pub(crate) fn matmul(exec: &Exec, a: &Tensor, b: &Tensor, alpha: f64, accumulate
                 let (r, c) = (down_at * rows, across_at * cols);
                 let (r, c) = ((r, rows.min(m - r)), (c, cols.min(n - c)));
                 let (a, b) = (matrix::<T>(a, index).block(r, (0, k)), matrix::<T>(b, index).block((0, k), c));
-                product(matrix::<T>(out, index).block(r, c), accumulate, a, b, alpha);
+                let out = matrix::<T>(out, index).block(r, c);
+                if [a.span, b.span, out.span].iter().any(|s| s.rounds()) {
+                    product_of_halves(exec, out, accumulate, a, b, alpha);
+                } else {
+                    product(out, accumulate, a, b, alpha);
+                }
             }
         });
     });

@@ -11,6 +11,8 @@ use retape_core::{DType, Result, Tensor};
 
 /// Elements that one task handles, in whole groups.
 const TASK: usize = 16 * 1024;
+/// Elements whose products with all others are held at a time.
+const PIECE: usize = 512;
 
 /// The elements of one group.
 #[derive(Debug)]
@@ -200,15 +202,23 @@ pub(crate) fn reduce_grad(exec: &Exec, f: Reduce, (x, y): (&Tensor, &Tensor), g:
                 out.write(|i| if wins(i) { share } else { rest })
             }),
             Reduce::Prod => go!(2, |x, _y, g, out| {
-                let mut before = 1.0;
-                for i in 0..x.len() {
-                    out.set(i, T::of(before));
-                    before *= x.get(i).wide();
+                // The product of all that follow a piece; within the piece both products run.
+                let mut behind = vec![g.wide(); x.len().div_ceil(PIECE)];
+                for p in (1..behind.len()).rev() {
+                    behind[p - 1] = (p * PIECE..x.len().min((p + 1) * PIECE)).rev().fold(behind[p], |b, i| b * x.get(i).wide());
                 }
-                let mut after = g.wide();
-                for i in (0..x.len()).rev() {
-                    out.set(i, T::of(out.get(i).wide() * after));
-                    after *= x.get(i).wide();
+                let mut before = 1.0;
+                for (p, &behind) in behind.iter().enumerate() {
+                    let (first, end) = (p * PIECE, x.len().min((p + 1) * PIECE));
+                    let (mut after, mut rest) = ([0.0; PIECE], behind);
+                    for i in (first..end).rev() {
+                        after[i - first] = rest;
+                        rest *= x.get(i).wide();
+                    }
+                    for i in first..end {
+                        out.set(i, T::of(before * after[i - first]));
+                        before *= x.get(i).wide();
+                    }
                 }
             }),
             Reduce::LogSumExp => go!(8, |x, y, g, out| out.write(#[inline(always)] |i| g * Float::exp(x.get(i) - y))),

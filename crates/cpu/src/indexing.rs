@@ -151,6 +151,21 @@ pub(crate) fn scatter_add(
     for_float!("scatter_add", out.dtype(), T => {
         let (sources, outs, alpha) = (Span::<T>::of(source), Span::<T>::of(out), T::of(alpha));
         nest.for_each_run_in::<T>(exec, some, meet * 2, #[inline(always)] |run| {
+            if outs.rounds() {
+                let mut adds = Vec::with_capacity(meeting.len());
+                for i in 0..run.len {
+                    let own = |k: usize| run.start(k) + i * run.stride(k);
+                    adds.clear();
+                    adds.extend(meeting.iter().map(|&(from, at)| (own(0) + values[at + own(2)], own(1) + from)));
+                    // In one place in the order of `meeting`, and rounded once.
+                    adds.sort_by_key(|&(place, _)| place);
+                    for adds in adds.chunk_by(|a, b| a.0 == b.0) {
+                        let sum = outs.get(adds[0].0);
+                        outs.set(adds[0].0, adds.iter().fold(sum, |sum, &(_, from)| sum + alpha * sources.get(from)));
+                    }
+                }
+                return;
+            }
             for &(from, at) in &meeting {
                 let g = sources.part(run.start(1) + from, run.len, run.stride(1));
                 if run.stride(2) == 0 {

@@ -11,6 +11,7 @@ mod embedding;
 mod exec;
 mod gemm;
 mod groups;
+mod halves;
 mod indexing;
 mod loss;
 mod math;

@@ -3,6 +3,7 @@
 //! The gradient is softmax sum(w q) - w q over the count; nothing of the logits' size is held besides its result.
 
 use crate::exec::Exec;
+use crate::halves::Cell;
 use crate::math::{Float, sum_blocks};
 use crate::norm::Stat;
 use crate::softmax::{for_each_row, row_max, sum_exp};
@@ -12,7 +13,7 @@ use retape_core::{DType, Error, Result, Tensor};
 
 /// The integers of an index tensor, widened, in row-major order.
 pub(crate) fn integers(kernel: &'static str, tensor: &Tensor) -> Result<Vec<i64>> {
-    fn read<T: Copy + Default>(tensor: &Tensor, widen: impl Fn(T) -> i64) -> Vec<i64> {
+    fn read<T: Cell>(tensor: &Tensor, widen: impl Fn(T) -> i64) -> Vec<i64> {
         let rows = Rows::<T>::of(tensor);
         let values = (0..rows.count).flat_map(|r| {
             let row = rows.row(r);
@@ -216,10 +217,11 @@ pub(crate) fn cross_entropy_grad(
             let whole = scale * terms.mass(r, class);
             for i in (0..o.len()).step_by(BLOCK) {
                 let (v, w, q) = (x.load::<BLOCK>(i, T::ZERO), terms.weights(i), terms.shares(r, i));
-                o.store(i, lanes!(j => whole * Float::exp(v[j] - lse) - scale * w[j] * q[j]));
-            }
-            if let Some(t) = class {
-                o.set(t, o.get(t) - scale * terms.keep * terms.of_class(t));
+                let mut grads = lanes!(j => whole * Float::exp(v[j] - lse) - scale * w[j] * q[j]);
+                if let Some(t) = class.filter(|t| (i..i + BLOCK).contains(t)) {
+                    grads[t - i] += -(scale * terms.keep * terms.of_class(t));
+                }
+                o.store(i, grads);
             }
         });
     });

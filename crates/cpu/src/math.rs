@@ -5,6 +5,7 @@
 //! library function, and both give the same bits.
 
 use crate::exec::{Scratch, Target};
+use crate::halves::Cell;
 use crate::view::BLOCK;
 use retape_core::Element;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
@@ -12,6 +13,7 @@ use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 /// f32 or f64.
 pub(crate) trait Float:
     Element
+    + Cell
     + Scratch
     + Target
     + Default

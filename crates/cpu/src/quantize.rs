@@ -4,64 +4,14 @@
 use crate::exec::Exec;
 use crate::math::{Float, reduce_blocks};
 use crate::softmax::for_each_row;
-use crate::view::{BLOCK, Rows, Span, lanes, unsupported};
-use half::{bf16, f16};
-use retape_core::{DType, Result, Tensor};
-
-/// A type that is stored as int8: computed in f64 if it is that, else in f32.
-trait Stored: Copy + Default + Send + Sync {
-    type Wide: Float;
-    fn widen(self) -> Self::Wide;
-    fn narrow(wide: Self::Wide) -> Self;
-}
-
-macro_rules! stored {
-    ($($t:ty, $wide:ty, $widen:expr, $narrow:expr);*) => {$(
-        impl Stored for $t {
-            type Wide = $wide;
-            #[inline(always)]
-            fn widen(self) -> $wide { $widen(self) }
-            #[inline(always)]
-            fn narrow(wide: $wide) -> $t { $narrow(wide) }
-        }
-    )*};
-}
-stored!(
-    f64, f64, std::convert::identity, std::convert::identity;
-    f32, f32, std::convert::identity, std::convert::identity;
-    bf16, f32, bf16::to_f32, bf16::from_f32;
-    f16, f32, f16::to_f32, f16::from_f32
-);
-
-macro_rules! for_stored {
-    ($kernel:expr, $dtype:expr, $t:ident => $body:expr) => {
-        match $dtype {
-            DType::F64 => {
-                type $t = f64;
-                $body
-            }
-            DType::F32 => {
-                type $t = f32;
-                $body
-            }
-            DType::BF16 => {
-                type $t = bf16;
-                $body
-            }
-            DType::F16 => {
-                type $t = f16;
-                $body
-            }
-            other => return Err(unsupported($kernel, other)),
-        }
-    };
-}
+use crate::view::{BLOCK, Rows, Span, for_float, lanes};
+use retape_core::{Result, Tensor};
 
 pub(crate) fn quantize(exec: &Exec, x: &Tensor, group: usize, q: &Tensor, scales: &Tensor) -> Result<()> {
-    for_stored!("quantize", x.dtype(), T => {
+    for_float!("quantize", x.dtype(), T => {
         let (xs, qs, scales) = (Rows::<T>::of(x), Rows::<u8>::of(q), Span::<f32>::of(scales));
         let groups = xs.width.div_ceil(group);
-        for_each_row::<<T as Stored>::Wide>(exec, xs.count, xs.width, 3, #[inline(always)] |r| {
+        for_each_row::<T>(exec, xs.count, xs.width, 3, #[inline(always)] |r| {
             let (x, q) = (xs.row(r), qs.row(r));
             for k in 0..groups {
                 let (first, len) = (k * group, group.min(xs.width - k * group));
@@ -74,47 +24,46 @@ pub(crate) fn quantize(exec: &Exec, x: &Tensor, group: usize, q: &Tensor, scales
 
 /// Quantizes one group and gives its scale.
 #[inline(always)]
-fn quantize_group<T: Stored>(x: Span<T>, q: Span<u8>) -> f32 {
-    type Wide<T> = <T as Stored>::Wide;
+fn quantize_group<T: Float>(x: Span<T>, q: Span<u8>) -> f32 {
     let absmax = reduce_blocks(
         x.len(),
-        Wide::<T>::ZERO,
+        T::ZERO,
         #[inline(always)]
         |i| {
-            let v = x.load::<BLOCK>(i, T::default());
-            lanes!(j => v[j].widen().magnitude())
+            let v = x.load::<BLOCK>(i, T::ZERO);
+            lanes!(j => v[j].magnitude())
         },
         #[inline(always)]
         |a, b| a.larger(b),
     );
-    let scale = (absmax / Wide::<T>::of(127.0)).wide() as f32;
+    let scale = (absmax / T::of(127.0)).wide() as f32;
     // NaN anywhere makes absmax NaN; a scale beyond f32 is as useless as an infinity.
     let bad = !scale.is_finite();
     let zero = scale == 0.0 || bad;
-    let divisor = Wide::<T>::of(if zero { 1.0 } else { scale as f64 });
-    let limit = Wide::<T>::of(127.0);
+    let divisor = T::of(if zero { 1.0 } else { scale as f64 });
+    let limit = T::of(127.0);
     for i in (0..x.len()).step_by(BLOCK) {
-        let block = x.load::<BLOCK>(i, T::default());
-        let bytes = lanes!(j => (block[j].widen() / divisor).limit(-limit, limit).to_byte());
+        let block = x.load::<BLOCK>(i, T::ZERO);
+        let bytes = lanes!(j => (block[j] / divisor).limit(-limit, limit).to_byte());
         q.store(i, if zero { [0; BLOCK] } else { bytes });
     }
     if bad { f32::NAN } else { scale }
 }
 
 pub(crate) fn dequantize(exec: &Exec, q: &Tensor, scales: &Tensor, group: usize, out: &Tensor) -> Result<()> {
-    for_stored!("dequantize", out.dtype(), T => {
+    for_float!("dequantize", out.dtype(), T => {
         let (qs, outs) = (Rows::<u8>::of(q), Rows::<T>::of(out));
         let scales = Rows::<f32>::of(scales);
         let groups = outs.width.div_ceil(group);
-        for_each_row::<<T as Stored>::Wide>(exec, outs.count, outs.width, 2, #[inline(always)] |r| {
+        for_each_row::<T>(exec, outs.count, outs.width, 2, #[inline(always)] |r| {
             let (q, o) = (qs.row(r), outs.row(r));
             for k in 0..groups {
                 let (first, len) = (k * group, group.min(outs.width - k * group));
-                let scale = <T as Stored>::Wide::of(scales.row(r).get(k) as f64);
+                let scale = T::of(scales.row(r).get(k) as f64);
                 let (q, o) = (q.sub(first, len), o.sub(first, len));
                 for i in (0..len).step_by(BLOCK) {
                     let block = q.load::<BLOCK>(i, 0);
-                    o.store(i, lanes!(j => T::narrow(<T as Stored>::Wide::of_byte(block[j]) * scale)));
+                    o.store(i, lanes!(j => T::of_byte(block[j]) * scale));
                 }
             }
         });

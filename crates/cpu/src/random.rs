@@ -5,7 +5,7 @@ use crate::exec::{Exec, Target};
 use crate::math::Float;
 use crate::view::{BLOCK, Nest, Span, for_float, lanes};
 use retape_core::kernel::RandomStream;
-use retape_core::{Result, Tensor};
+use retape_core::{DType, Result, Tensor};
 
 /// Numbers of one task; a multiple of the block.
 const TASK: usize = 16 * 1024;
@@ -66,11 +66,17 @@ fn for_each_block<T: Target>(exec: &Exec, len: usize, cost: usize, body: impl Fn
     );
 }
 
-/// Uniform numbers in [0, 1): the word's upper 24 bits for f32, all 32 for f64.
+/// Uniform numbers in [0, 1): the word's upper 24 bits for f32, all 32 for f64, 11 and 8 for f16 and bf16: as many as the
+/// dtype holds, so that none is rounded up to 1.
 pub(crate) fn uniform(exec: &Exec, stream: RandomStream, out: &Tensor) -> Result<()> {
     for_float!("uniform", out.dtype(), T => {
             let outs = Span::<T>::of(out);
-            let drop = if size_of::<T>() == 4 { 8 } else { 0 };
+            let drop = match out.dtype() {
+                DType::F64 => 0,
+                DType::F16 => 32 - 11,
+                DType::BF16 => 32 - 8,
+                _ => 8,
+            };
             let unit = T::of(2f64.powi(drop - 32));
             for_each_block::<T>(exec, outs.len(), 8, #[inline(always)] |i, _| {
                 let words = words(stream, i as u64);

@@ -6,6 +6,7 @@
 
 use crate::exec::Exec;
 use crate::groups;
+use crate::halves::Cell;
 use crate::math::{Float, fold_lanes};
 use crate::view::{BLOCK, Span, for_float, merged, offset_of};
 use retape_core::kernel::Reduce;
@@ -46,7 +47,7 @@ impl Axis {
 
     /// Block of elements from `index`, `base` elements into `span`.
     #[inline(always)]
-    pub fn load<T: Copy + Default>(&self, span: Span<T>, base: usize, index: usize, end: usize, fill: T) -> [T; BLOCK] {
+    pub fn load<T: Cell>(&self, span: Span<T>, base: usize, index: usize, end: usize, fill: T) -> [T; BLOCK] {
         match self.strides[..] {
             [] => span.part(base, 1, 1).load(index, fill),
             [stride] => span.part(base + index * stride, end - index, stride).load(0, fill),

@@ -11,6 +11,9 @@ use retape_core::{Result, Tensor};
 /// Elements that one task handles, in whole lines.
 const TASK: usize = 16 * 1024;
 
+/// Elements whose sums are held at a time.
+const PIECE: usize = 512;
+
 /// A tensor as lines along a dimension.
 #[derive(Debug)]
 struct Lines<T> {
@@ -75,16 +78,24 @@ pub(crate) fn cumprod_grad(exec: &Exec, x: &Tensor, g: &Tensor, dim: usize, out:
         let [xs, gs, outs] = [x, g, out].map(|t| Lines::<T>::of(t, dim));
         xs.for_each(exec, 4, #[inline(always)] |k| {
             let (x, g, o) = (xs.line(k), gs.line(k), outs.line(k));
-            let mut after = 0.0;
-            for i in (0..xs.len).rev() {
-                after += g.get(i).wide();
-                o.set(i, T::of(after));
-                after *= x.get(i).wide();
+            // x_(i+1) S_(i+1) at the last i of each piece; within the piece it runs on.
+            let mut behind = vec![0.0; xs.len.div_ceil(PIECE)];
+            let step = |after: f64, i: usize| (after + g.get(i).wide()) * x.get(i).wide();
+            for p in (1..behind.len()).rev() {
+                behind[p - 1] = (p * PIECE..xs.len.min((p + 1) * PIECE)).rev().fold(behind[p], step);
             }
             let mut before = 1.0;
-            for i in 0..xs.len {
-                o.set(i, T::of(before * o.get(i).wide()));
-                before *= x.get(i).wide();
+            for (p, &behind) in behind.iter().enumerate() {
+                let (first, end) = (p * PIECE, xs.len.min((p + 1) * PIECE));
+                let (mut sums, mut after) = ([0.0; PIECE], behind);
+                for i in (first..end).rev() {
+                    sums[i - first] = after + g.get(i).wide();
+                    after = step(after, i);
+                }
+                for i in first..end {
+                    o.set(i, T::of(before * sums[i - first]));
+                    before *= x.get(i).wide();
+                }
             }
         });
     });

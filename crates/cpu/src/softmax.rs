@@ -69,13 +69,20 @@ pub(crate) fn softmax(exec: &Exec, x: &Tensor, out: &Tensor) -> Result<()> {
             let sum = sum_blocks(x.len(), #[inline(always)] |i| {
                 let v = x.load::<BLOCK>(i, -T::INFINITY);
                 let e = lanes!(j => Float::exp(v[j] - max));
-                o.store(i, e);
+                if !o.rounds() {
+                    o.store(i, e);
+                }
                 e
             });
             let inverse = T::ONE / sum;
             for i in (0..o.len()).step_by(BLOCK) {
-                let y = o.load::<BLOCK>(i, T::ZERO);
-                o.store(i, lanes!(j => y[j] * inverse));
+                let e = if o.rounds() {
+                    let v = x.load::<BLOCK>(i, T::ZERO);
+                    lanes!(j => Float::exp(v[j] - max))
+                } else {
+                    o.load::<BLOCK>(i, T::ZERO)
+                };
+                o.store(i, lanes!(j => e[j] * inverse));
             }
         });
     });

@@ -1,13 +1,15 @@
 //! Typed access to tensors: the one place where a raw address becomes elements.
 //!
 //! A [`Span`] is a run of elements that other spans may overlap: elements go in and out by value, in blocks, and are
-//! never borrowed. So a kernel may write the very tensor it reads, and LLVM needs no overlap checks to vectorise.
+//! never borrowed. So a kernel may write the very tensor it reads, and LLVM needs no overlap checks to vectorise. A span of
+//! f32 may lie in memory as bf16 or f16 (see [`crate::halves`]).
 //! A [`Rows`] is a tensor seen as rows along its last dimension; a [`Nest`] is several tensors of one shape walked together.
 //!
 //! What makes this sound rests with the callers, and is the same everywhere: core keeps every operand's storage alive
 //! and big enough during a kernel, and a kernel's parallel tasks write disjoint elements that no other task reads.
 
 use crate::exec::{Baseline, Exec, Target};
+use crate::halves::{Cell, Half};
 use retape_core::layout::{Layout, Shape, Strides};
 use retape_core::{Buffer, DType, Error, Result, Tensor};
 
@@ -36,6 +38,8 @@ pub(crate) struct Span<T> {
     ptr: *mut T,
     len: usize,
     stride: usize,
+    /// Where T is f32: how elements lie, if not as they are.
+    half: Option<Half>,
 }
 
 impl<T> Clone for Span<T> {
@@ -50,18 +54,20 @@ unsafe impl<T: Send> Send for Span<T> {}
 // SAFETY: as above.
 unsafe impl<T: Sync> Sync for Span<T> {}
 
-impl<T: Copy + Default> Span<T> {
+impl<T: Cell> Span<T> {
     /// All elements from the tensor's first to the last that its layout reaches, in storage order.
     pub fn of(tensor: &Tensor) -> Span<T> {
-        debug_assert_eq!(size_of::<T>(), tensor.dtype().size());
-        let base = tensor.storage().buffer().address as *mut T;
+        let half = if T::WIDENS { Half::of(tensor.dtype()) } else { None };
+        let whole =
+            Span { ptr: tensor.storage().buffer().address as *mut T, len: tensor.layout().span(), stride: 1, half };
+        assert_eq!(whole.size(), tensor.dtype().size(), "elements of {} aren't of this type", tensor.dtype());
         // The offset may lie past the end of an empty tensor's storage: no element is ever touched there.
-        Span { ptr: base.wrapping_add(tensor.layout().offset), len: tensor.layout().span(), stride: 1 }
+        Span { ptr: whole.at(tensor.layout().offset), ..whole }
     }
 
     /// A span over a task's own memory.
     pub fn over(memory: &mut [T]) -> Span<T> {
-        Span { ptr: memory.as_mut_ptr(), len: memory.len(), stride: 1 }
+        Span { ptr: memory.as_mut_ptr(), len: memory.len(), stride: 1, half: None }
     }
 
     #[inline(always)]
@@ -69,31 +75,67 @@ impl<T: Copy + Default> Span<T> {
         self.len
     }
 
+    /// How the elements lie, if not as T.
+    #[inline(always)]
+    fn half(self) -> Option<Half> {
+        if T::WIDENS { self.half } else { None }
+    }
+
+    /// True where what is written is rounded.
+    #[inline(always)]
+    pub fn rounds(self) -> bool {
+        self.half().is_some()
+    }
+
+    /// True where elements are Ts side by side.
+    #[inline(always)]
+    fn is_plain(self) -> bool {
+        self.stride == 1 && !self.rounds()
+    }
+
+    /// Bytes of an element.
+    #[inline(always)]
+    fn size(self) -> usize {
+        if self.rounds() { 2 } else { size_of::<T>() }
+    }
+
+    /// The address `n` elements on.
+    #[inline(always)]
+    fn at(self, n: usize) -> *mut T {
+        self.ptr.wrapping_byte_add(n * self.size())
+    }
+
     /// `len` elements `stride` apart, from element `start` of this span (whose own stride is 1).
     #[inline(always)]
     pub fn part(self, start: usize, len: usize, stride: usize) -> Span<T> {
         debug_assert_eq!(self.stride, 1);
         assert!(len == 0 || start + (len - 1) * stride < self.len, "a view reaches past its tensor");
-        Span { ptr: self.ptr.wrapping_add(start), len, stride }
+        Span { ptr: self.at(start), len, stride, ..self }
     }
 
     /// `len` elements of this span from `start`.
     #[inline(always)]
     pub fn sub(self, start: usize, len: usize) -> Span<T> {
         assert!(start + len <= self.len);
-        Span { ptr: self.ptr.wrapping_add(start * self.stride), len, stride: self.stride }
+        Span { ptr: self.at(start * self.stride), len, ..self }
     }
 
     /// `len` elements of this span, every `step`-th from `start`.
     #[inline(always)]
     pub fn every(self, start: usize, len: usize, step: usize) -> Span<T> {
         assert!(len == 0 || start + (len - 1) * step < self.len);
-        Span { ptr: self.ptr.wrapping_add(start * self.stride), len, stride: self.stride * step }
+        Span { ptr: self.at(start * self.stride), len, stride: self.stride * step, ..self }
     }
 
     #[inline(always)]
     pub fn get(self, i: usize) -> T {
         assert!(i < self.len);
+        if let Some(half) = self.half() {
+            let mut one = [T::default()];
+            // SAFETY: as below.
+            unsafe { T::read(self.at(i * self.stride).cast(), half, 1, &mut one) };
+            return one[0];
+        }
         // SAFETY: inside the span by the check, and the span inside living memory by the module's contract.
         unsafe { *self.ptr.add(i * self.stride) }
     }
@@ -101,6 +143,10 @@ impl<T: Copy + Default> Span<T> {
     #[inline(always)]
     pub fn set(self, i: usize, value: T) {
         assert!(i < self.len);
+        if let Some(half) = self.half() {
+            // SAFETY: as in `get`.
+            return unsafe { T::write(self.at(i * self.stride).cast(), half, 1, &[value]) };
+        }
         // SAFETY: as in `get`.
         unsafe { *self.ptr.add(i * self.stride) = value }
     }
@@ -108,7 +154,7 @@ impl<T: Copy + Default> Span<T> {
     /// The elements from `i`, up to `N` or the end; `fill` behind the end.
     #[inline(always)]
     pub fn load<const N: usize>(self, i: usize, fill: T) -> [T; N] {
-        if self.stride == 1 && i + N <= self.len {
+        if self.is_plain() && i + N <= self.len {
             // SAFETY: N elements from i are inside the span, which is contiguous.
             return unsafe { self.ptr.add(i).cast::<[T; N]>().read_unaligned() };
         }
@@ -116,7 +162,13 @@ impl<T: Copy + Default> Span<T> {
         if self.stride == 0 && self.len > i {
             return [self.get(i); N];
         }
-        for (j, slot) in block.iter_mut().enumerate().take(self.len.saturating_sub(i)) {
+        let inside = self.len.saturating_sub(i).min(N);
+        if let Some(half) = self.half() {
+            // SAFETY: `inside` elements from i are inside the span.
+            unsafe { T::read(self.at(i * self.stride).cast(), half, self.stride, &mut block[..inside]) };
+            return block;
+        }
+        for (j, slot) in block.iter_mut().enumerate().take(inside) {
             *slot = self.get(i + j);
         }
         block
@@ -125,11 +177,16 @@ impl<T: Copy + Default> Span<T> {
     /// Writes the block from `i`, up to the end.
     #[inline(always)]
     pub fn store<const N: usize>(self, i: usize, block: [T; N]) {
-        if self.stride == 1 && i + N <= self.len {
+        if self.is_plain() && i + N <= self.len {
             // SAFETY: N elements from i are inside the span, which is contiguous.
             return unsafe { self.ptr.add(i).cast::<[T; N]>().write_unaligned(block) };
         }
-        for (j, value) in block.into_iter().enumerate().take(self.len.saturating_sub(i)) {
+        let inside = self.len.saturating_sub(i).min(N);
+        if let Some(half) = self.half() {
+            // SAFETY: `inside` elements from i are inside the span.
+            return unsafe { T::write(self.at(i * self.stride).cast(), half, self.stride, &block[..inside]) };
+        }
+        for (j, value) in block.into_iter().enumerate().take(inside) {
             self.set(i + j, value);
         }
     }
@@ -153,7 +210,7 @@ impl<T: Copy + Default> Span<T> {
     /// This span as a slice: only where nothing writes these elements meanwhile.
     #[inline(always)]
     pub fn as_slice<'a>(self) -> &'a [T] {
-        assert_eq!(self.stride, 1);
+        assert!(self.is_plain());
         if self.len == 0 {
             return &[];
         }
@@ -165,7 +222,7 @@ impl<T: Copy + Default> Span<T> {
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
     pub fn as_mut_slice<'a>(self) -> &'a mut [T] {
-        assert_eq!(self.stride, 1);
+        assert!(self.is_plain());
         if self.len == 0 {
             return &mut [];
         }
@@ -176,6 +233,7 @@ impl<T: Copy + Default> Span<T> {
     /// The address, for libraries.
     #[inline(always)]
     pub fn ptr(self) -> *mut T {
+        assert!(!self.rounds());
         self.ptr
     }
 }
@@ -203,7 +261,7 @@ pub(crate) struct Rows<T> {
     pub width: usize,
 }
 
-impl<T: Copy + Default> Rows<T> {
+impl<T: Cell> Rows<T> {
     pub fn of(tensor: &Tensor) -> Rows<T> {
         let Layout { shape, strides, .. } = tensor.layout();
         let last = shape.len().saturating_sub(1);
@@ -283,7 +341,7 @@ impl<const K: usize> Run<K> {
 
     /// Operand `k`'s elements.
     #[inline(always)]
-    pub fn of<T: Copy + Default>(&self, k: usize, span: Span<T>) -> Span<T> {
+    pub fn of<T: Cell>(&self, k: usize, span: Span<T>) -> Span<T> {
         span.part(self.offsets[k], self.len, self.strides[k])
     }
 }
@@ -349,11 +407,11 @@ impl<const K: usize> Nest<K> {
     }
 }
 
-/// Runs the body with `$t` bound to the Rust type of a float dtype, or returns `Error::Unsupported`.
+/// Runs the body with `$t` bound to the Rust type that a float dtype is computed in, or returns `Error::Unsupported`.
 macro_rules! for_float {
     ($kernel:expr, $dtype:expr, $t:ident => $body:expr) => {
         match $dtype {
-            retape_core::DType::F32 => {
+            retape_core::DType::F32 | retape_core::DType::BF16 | retape_core::DType::F16 => {
                 type $t = f32;
                 $body
             }
@@ -378,5 +436,5 @@ pub(crate) fn host_range(what: &'static str, buffer: &Buffer, offset: usize, len
         let reason = format!("{len} bytes at {offset} of a buffer of {} bytes", buffer.bytes);
         return Err(Error::InvalidTensor { what, reason });
     }
-    Ok(Span { ptr: (buffer.address as *mut u8).wrapping_add(offset), len, stride: 1 })
+    Ok(Span { ptr: (buffer.address as *mut u8).wrapping_add(offset), len, stride: 1, half: None })
 }

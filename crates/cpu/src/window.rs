@@ -2,6 +2,7 @@
 //! sum is made by one task in a fixed order.
 
 use crate::exec::Exec;
+use crate::halves::{Cell, unrounded};
 use crate::math::Float;
 use crate::view::{Span, for_float, unsupported};
 use retape_core::kernel::{PoolDivisor, Window};
@@ -17,7 +18,7 @@ struct Planes<T> {
     size: [usize; 2],
 }
 
-impl<T: Copy + Default> Planes<T> {
+impl<T: Cell> Planes<T> {
     fn of(tensor: &Tensor) -> Planes<T> {
         let shape = tensor.shape();
         Planes {
@@ -51,6 +52,13 @@ fn inside(w: &Window, d: usize, k: usize, size: usize, outputs: usize) -> std::o
 #[inline(always)]
 fn at(w: &Window, d: usize, k: usize, o: usize) -> usize {
     o * w.stride[d] + k * w.dilation[d] - w.before[d]
+}
+
+/// Along dimension `d`, which of the outputs `0 .. outputs` sees element `i` at place `k` of the window, if one does.
+#[inline(always)]
+fn seeing(w: &Window, d: usize, k: usize, i: usize, outputs: usize) -> Option<usize> {
+    let from = (i + w.before[d]).checked_sub(k * w.dilation[d])?;
+    Some(from / w.stride[d]).filter(|&o| o < outputs && from.is_multiple_of(w.stride[d]))
 }
 
 /// The places of the window along dimension `d` at which output `o` sees an element of `size`.
@@ -98,19 +106,18 @@ pub(crate) fn col2im(exec: &Exec, cols: &Tensor, w: Window, out: &Tensor) -> Res
         let (outs, columns) = (Planes::<T>::of(out), Span::<T>::of(cols));
         exec.run::<T>(outs.count, cols.len(), #[inline(always)] |plane| {
             for y in 0..outs.size[0] {
-                outs.row(plane, y).fill(T::ZERO);
-            }
-            for place in 0..places {
-                let (ky, kx) = (place / w.kernel[1], place % w.kernel[1]);
-                let source = columns.sub((plane * places + place) * oh * ow, oh * ow);
-                let range = inside(&w, 1, kx, outs.size[1], ow);
-                for y in inside(&w, 0, ky, outs.size[0], oh) {
-                    let row = outs.row(plane, at(&w, 0, ky, y));
-                    for x in range.clone() {
-                        let i = at(&w, 1, kx, x);
-                        row.set(i, row.get(i) + source.get(y * ow + x));
+                unrounded(exec, outs.row(plane, y), #[inline(always)] |row| {
+                    row.fill(T::ZERO);
+                    for place in 0..places {
+                        let (ky, kx) = (place / w.kernel[1], place % w.kernel[1]);
+                        let Some(o) = seeing(&w, 0, ky, y, oh) else { continue };
+                        let source = columns.sub((plane * places + place) * oh * ow + o * ow, ow);
+                        for x in inside(&w, 1, kx, outs.size[1], ow) {
+                            let i = at(&w, 1, kx, x);
+                            row.set(i, row.get(i) + source.get(x));
+                        }
                     }
-                }
+                });
             }
         });
     });
@@ -176,19 +183,30 @@ pub(crate) fn max_pool(exec: &Exec, x: &Tensor, w: Window, out: &Tensor, index: 
     Ok(())
 }
 
+/// Elements of a plane whose gradients are summed at a time.
+const STRIP: usize = 64 * 1024;
+
 pub(crate) fn max_pool_grad(exec: &Exec, index: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
     for_float!("max_pool_grad", g.dtype(), T => {
         let (gs, outs, indices) = (Planes::<T>::of(g), Planes::<T>::of(out), Indices::of("max_pool_grad", index)?);
+        let [height, width] = outs.size;
         exec.run::<T>(outs.count, g.len() + out.len(), #[inline(always)] |plane| {
-            for y in 0..outs.size[0] {
-                outs.row(plane, y).fill(T::ZERO);
-            }
-            for oy in 0..gs.size[0] {
-                for ox in 0..gs.size[1] {
-                    if let Ok(place) = usize::try_from(indices.get(plane, oy, ox)) {
-                        let (row, x) = (outs.row(plane, place / outs.size[1]), place % outs.size[1]);
-                        row.set(x, row.get(x) + gs.row(plane, oy).get(ox));
+            // Some rows at a time, in scratch.
+            let strip = (STRIP / width).clamp(1, height);
+            let mut scratch = exec.scratch::<T>(strip * width);
+            for first in (0..height).step_by(strip) {
+                let sums = &mut scratch.memory()[..width * strip.min(height - first)];
+                sums.fill(T::ZERO);
+                for oy in 0..gs.size[0] {
+                    for ox in 0..gs.size[1] {
+                        let place = usize::try_from(indices.get(plane, oy, ox)).ok();
+                        if let Some(sum) = place.and_then(|p| sums.get_mut(p.checked_sub(first * width)?)) {
+                            *sum += gs.row(plane, oy).get(ox);
+                        }
                     }
+                }
+                for (r, row) in sums.chunks_mut(width).enumerate() {
+                    outs.row(plane, first + r).copy_from(Span::over(row));
                 }
             }
         });
@@ -241,20 +259,20 @@ pub(crate) fn avg_pool_grad(exec: &Exec, g: &Tensor, (w, divisor): (Window, Pool
         let (gs, outs) = (Planes::<T>::of(g), Planes::<T>::of(out));
         exec.run::<T>(outs.count, g.len() * w.kernel[0] * w.kernel[1], #[inline(always)] |plane| {
             for y in 0..outs.size[0] {
-                outs.row(plane, y).fill(T::ZERO);
-            }
-            for oy in 0..gs.size[0] {
-                for ox in 0..gs.size[1] {
-                    let share = gs.row(plane, oy).get(ox) / T::of(count(&w, divisor, (oy, ox), outs.size));
-                    let columns = seen(&w, 1, ox, outs.size[1]);
-                    for ky in seen(&w, 0, oy, outs.size[0]) {
-                        let row = outs.row(plane, at(&w, 0, ky, oy));
-                        for kx in columns.clone() {
-                            let x = at(&w, 1, kx, ox);
-                            row.set(x, row.get(x) + share);
+                unrounded(exec, outs.row(plane, y), #[inline(always)] |row| {
+                    row.fill(T::ZERO);
+                    // Later places of the window are those of earlier outputs.
+                    for ky in (0..w.kernel[0]).rev() {
+                        let Some(oy) = seeing(&w, 0, ky, y, gs.size[0]) else { continue };
+                        for ox in 0..gs.size[1] {
+                            let share = gs.row(plane, oy).get(ox) / T::of(count(&w, divisor, (oy, ox), outs.size));
+                            for kx in seen(&w, 1, ox, outs.size[1]) {
+                                let x = at(&w, 1, kx, ox);
+                                row.set(x, row.get(x) + share);
+                            }
                         }
                     }
-                }
+                });
             }
         });
     });

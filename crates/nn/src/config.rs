@@ -50,7 +50,7 @@ pub struct GptConfig {
     pub tied: bool,
     /// How attention is computed.
     pub attention: AttentionForm,
-    /// The parameters' and activations' dtype.
+    /// The activations' dtype. Parameters have it too, but for bf16 and f16 they are f32 and cast where they are used.
     #[serde(with = "dtype_name")]
     pub dtype: DType,
 }
@@ -182,9 +182,14 @@ impl GptConfig {
         self.matrix_elements() + embedding + self.seq * dim + biases + norms
     }
 
+    /// The parameters' dtype: f32 for a model that computes in bf16 or f16.
+    pub fn parameter_dtype(&self) -> DType {
+        self.dtype.computed_in()
+    }
+
     /// Bytes of the parameters.
     pub fn parameter_bytes(&self) -> usize {
-        self.parameter_count() * self.dtype.size()
+        self.parameter_count() * self.parameter_dtype().size()
     }
 
     /// FLOPs of forward and backward of one step: 6 for each matrix element and token, and 12 L T^2 D a sequence for

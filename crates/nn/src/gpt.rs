@@ -24,7 +24,7 @@ impl Gpt {
     /// residual stream 0.02 / sqrt(2 layers)), norms 1 and 0, biases 0. In training mode.
     pub fn new(device: &Device, config: &GptConfig, seed: u64) -> Result<Gpt> {
         config.validate()?;
-        let init = &mut Initializer::new(device, config.dtype, seed);
+        let init = &mut Initializer::new(device, config.parameter_dtype(), seed);
         let std = GptConfig::INIT_STD;
         let wte = Embedding::new(init, "transformer.wte", config.vocab, config.dim, std)?;
         let wpe = Embedding::new(init, "transformer.wpe", config.seq, config.dim, std)?;
@@ -80,6 +80,9 @@ impl Gpt {
         let mut x = self.wte.forward(&ids)?;
         drop(ids);
         x = x.add(&self.wpe.first(tape, time)?)?;
+        if x.dtype() != self.config.dtype {
+            x = x.cast(self.config.dtype)?;
+        }
         let dropout = self.dropout();
         if dropout > 0.0 {
             x = x.dropout(dropout)?;
@@ -97,7 +100,7 @@ impl Gpt {
     pub fn head(&self, x: Var) -> Result<Var> {
         let tape = x.tape().clone();
         let _scope = tape.scope("lm_head");
-        let weight = self.head.as_ref().unwrap_or(&self.wte.weight).var(&tape)?;
+        let weight = self.head.as_ref().unwrap_or(&self.wte.weight).var_as(&tape, x.dtype())?;
         Ok(x.linear_transposed(&weight, None)?)
     }
 
@@ -112,7 +115,7 @@ impl Gpt {
     }
 
     /// The mean cross-entropy of predicting `targets` `[B, T]` (i64, [`IGNORE`](Gpt::IGNORE) doesn't count): a scalar at
-    /// path `loss`.
+    /// path `loss`, f32 for a model in 16 bits.
     pub fn loss(&self, tape: &Tape, tokens: &Tensor, targets: &Tensor) -> Result<Var> {
         self.check("targets", targets)?;
         if targets.shape() != tokens.shape() {

@@ -24,10 +24,11 @@ impl LayerNorm {
         })
     }
 
-    /// `[.., n] -> [.., n]`, as op `layer_norm`. Borrows x: a residual stream needs it again.
+    /// `[.., n] -> [.., n]`, as op `layer_norm` in x's dtype. Borrows x: a residual stream needs it again.
     pub fn forward(&self, x: &Var) -> Result<Var> {
-        let tape = x.tape();
-        Ok(x.layer_norm(Some(&self.weight.var(tape)?), Some(&self.bias.var(tape)?), self.eps)?)
+        let (tape, dtype) = (x.tape(), x.dtype());
+        let (weight, bias) = (self.weight.var_as(tape, dtype)?, self.bias.var_as(tape, dtype)?);
+        Ok(x.layer_norm(Some(&weight), Some(&bias), self.eps)?)
     }
 
     /// Weight, then bias.

@@ -3,6 +3,11 @@
 //! Two contracts hold everywhere. *Paths*: a layer opens the scopes named in its documentation, and policies find
 //! values by them. *Handles*: what the tape stores of a value is decided when the last handle on it goes, so a layer
 //! takes its input by value where nobody else needs it and lets go of every value as soon as it has been used.
+//!
+//! *Mixed precision*: layers compute in the dtype of their input. With [`GptConfig::dtype`] bf16 or f16 parameters,
+//! gradients and optimizer state stay f32; a layer casts each parameter on the tape where it uses it, marked
+//! `Recompute`, so that no 16-bit weights are held between forward and backward: the step's peak holds those of one
+//! layer. Embeddings are looked up and added in f32 and the sum is cast; the loss is f32. f16 trains with a [`LossScaler`].
 
 mod adamw;
 mod attention;
@@ -17,6 +22,7 @@ mod gpt;
 mod initializer;
 mod layer_norm;
 mod linear;
+mod loss_scaler;
 mod mlp;
 mod parameter;
 
@@ -31,5 +37,6 @@ pub use gpt::Gpt;
 pub use initializer::Initializer;
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
+pub use loss_scaler::LossScaler;
 pub use mlp::Mlp;
 pub use parameter::Parameter;

@@ -27,12 +27,12 @@ impl Linear {
         Ok(Linear { weight, bias })
     }
 
-    /// `[.., in] -> [.., out]`, as op `linear`. Takes x, so that it settles as soon as y is there. Errors where x's last
-    /// dimension isn't `in` or its dtype isn't the weight's.
+    /// `[.., in] -> [.., out]`, as op `linear` in x's dtype. Takes x, so that it settles as soon as y is there. Errors
+    /// where x's last dimension isn't `in`.
     pub fn forward(&self, x: Var) -> Result<Var> {
-        let tape = x.tape();
-        let weight = self.weight.var(tape)?;
-        let bias = self.bias.as_ref().map(|b| b.var(tape)).transpose()?;
+        let (tape, dtype) = (x.tape(), x.dtype());
+        let weight = self.weight.var_as(tape, dtype)?;
+        let bias = self.bias.as_ref().map(|b| b.var_as(tape, dtype)).transpose()?;
         Ok(x.linear(&weight, bias.as_ref())?)
     }
 

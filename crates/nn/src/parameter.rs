@@ -1,7 +1,7 @@
 //! A named tensor that training changes.
 
 use crate::{Error, Result};
-use retape_core::{DType, Device, Kind, ParameterId, Tape, Tensor, Var};
+use retape_core::{DType, Device, Kind, Mark, ParameterId, Tape, Tensor, Var};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -82,6 +82,18 @@ impl Parameter {
     /// Its leaf on a tape: the same one however often it is asked for.
     pub fn var(&self, tape: &Tape) -> Result<Var> {
         Ok(tape.parameter(self.id(), &self.read(), self.requires_grad())?)
+    }
+
+    /// Its leaf cast to `dtype` where it has another: one more op at the scope that is open. The result is marked
+    /// `Recompute`, whatever the policy says: backward casts again instead of holding a second copy of the weights.
+    pub fn var_as(&self, tape: &Tape, dtype: DType) -> Result<Var> {
+        let var = self.var(tape)?;
+        if var.dtype() == dtype {
+            return Ok(var);
+        }
+        let cast = var.cast(dtype)?;
+        cast.set_mark(Mark::Recompute)?;
+        Ok(cast)
     }
 
     /// Replaces the tensor by one of the same shape, dtype and device.

@@ -1,5 +1,5 @@
 //! Ops and gradients. Reported in: G1 burn 4063; G2 burn 5568; G3 burn 4694, pytorch 41508; G4 burn 1441; G5 burn 1140, candle 2114; G7 burn 5287,
-//! candle 3756, dfdx 846; G8 burn 686; G9 burn 2777; G11 candle 2168, 3011, 3569; G13 candle 3736, 3418; G14 burn 5375; G16 candle 534,
+//! candle 3756, dfdx 846; G8 burn 686; G9 burn 2777; G11 candle 2168, 3011, 3569; G13 candle 3736, 3418; G14 burn 5375; G15 pytorch 41527; G16 candle 534,
 //! tinygrad; G17 burn 2333, 4302; G18 burn 5193; G19 candle 1241. (G7, G8, G13 are also held for every op by `ops.rs`.)
 
 use retape_core::ops::Op;
@@ -186,6 +186,40 @@ fn g14_views_can_t_be_written_through() {
     drop(y);
     tape.backward(&loss).unwrap();
     assert_eq!(x.to_bytes().unwrap(), before);
+}
+
+/// G15: an eps that f16 can't hold doesn't vanish. Statistics are f32: rows of zeros stay zeros, and other rows are those of
+/// f64, to the rounding of the input and the result.
+#[test]
+fn g15_a_tiny_eps_in_f16() {
+    let device = cpu();
+    let values: Vec<f64> = (0..24).map(|i| if i < 8 { 0.0 } else { ((i * 7) % 11) as f64 / 8.0 - 0.5 }).collect();
+    type Norm = fn(&Var) -> Result<Var>;
+    let norms: [(&str, Norm); 4] = [
+        ("layer_norm", |x| x.layer_norm(None, None, 1e-12)),
+        ("rms_norm", |x| x.rms_norm(&[8], None, Some(1e-12))),
+        ("group_norm", |x| x.reshape(&[3, 2, 4])?.group_norm(1, None, None, 1e-12)?.reshape(&[3, 8])),
+        ("normalize", |x| x.normalize(2.0, -1, 1e-12)),
+    ];
+    for (name, norm) in norms {
+        for (dtype, u) in [(DType::F16, 2f64.powi(-11)), (DType::BF16, 2f64.powi(-8))] {
+            let x = floats(&device, &[3, 8], &values, dtype);
+            let wide = x.cast(DType::F64, retape_core::Kind::Input).unwrap();
+            let y = |x: &Tensor| {
+                norm(&Tape::new(&device).leaf(x).unwrap()).unwrap().tensor().unwrap().to_f64_vec().unwrap()
+            };
+            let (actual, expected) = (y(&x), y(&wide));
+            assert_eq!(actual[..8], [0.0; 8], "{name} {dtype}");
+            // `normalize` divides by norms that are rounded themselves.
+            assert!(actual.iter().zip(&expected).all(|(a, e)| (a - e).abs() <= 3.0 * u * e.abs()), "{name} {dtype}");
+            // At the zeros the derivative is beyond f16, but it is a number or an infinity.
+            let (actual, expected) = (gradient(&device, &x, norm), gradient(&device, &wide, norm));
+            assert!(actual.iter().all(|g| !g.is_nan()), "{name} {dtype}: {actual:?}");
+            let scale = expected[8..].iter().fold(24.0, |m: f64, g| m.max(g.abs()));
+            let near = actual[8..].iter().zip(&expected[8..]).all(|(a, e)| (a - e).abs() <= 4.0 * u * scale);
+            assert!(near, "{name} {dtype}: {actual:?}, {expected:?}");
+        }
+    }
 }
 
 /// G16: ties share the gradient, so that its sum is preserved.

@@ -62,7 +62,8 @@ impl Rule for Attention {
             }
         }
         let out = [q[0], q[1], q[2], v[3]];
-        Ok(smallvec![Output::new(out.as_slice(), dtype), Output::statistic([q[0], q[2], q[1]].as_slice(), dtype)])
+        let lse = Output::statistic([q[0], q[2], q[1]].as_slice(), dtype.computed_in());
+        Ok(smallvec![Output::new(out.as_slice(), dtype), lse])
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {

@@ -194,18 +194,18 @@ impl Var {
     }
 }
 
-/// Operands of different dtypes in one: that of the widest float (f64 or f32) among those that have dimensions, else among
-/// the scalars. Integers and truth values follow. Without a float, or with bf16 or f16 among them, they stay as they are.
+/// Operands of different dtypes in one: that of the widest float among those that have dimensions, else among the scalars;
+/// f32 for bf16 with f16, neither of which holds the other. Integers and truth values follow. Without a float they stay as
+/// they are.
 pub(crate) fn promoted(operands: &[&Var]) -> Result<Vec<Var>> {
     let of_rank = |scalar: bool| operands.iter().filter(move |v| v.shape().is_empty() == scalar).map(|v| v.dtype());
-    let wide = |dtypes: &mut dyn Iterator<Item = DType>| dtypes.filter(|d| d.is_float()).min();
-    let dtype = wide(&mut of_rank(false)).or(wide(&mut of_rank(true)));
-    let half = |d: DType| matches!(d, DType::BF16 | DType::F16);
-    match dtype {
-        Some(dtype) if !operands.iter().any(|v| half(v.dtype())) => {
+    let join = |a: DType, b: DType| if a == b { a } else { a.min(b).computed_in() };
+    let widest = |dtypes: &mut dyn Iterator<Item = DType>| dtypes.filter(|d| d.is_float()).reduce(join);
+    match widest(&mut of_rank(false)).or(widest(&mut of_rank(true))) {
+        Some(dtype) => {
             operands.iter().map(|v| if v.dtype() == dtype { Ok((*v).clone()) } else { v.cast(dtype) }).collect()
         }
-        _ => Ok(operands.iter().map(|v| (*v).clone()).collect()),
+        None => Ok(operands.iter().map(|v| (*v).clone()).collect()),
     }
 }
 

@@ -152,10 +152,8 @@ impl Rule for Conv2d {
         if cx.needs(1) {
             let exec = cx.exec(1);
             let (x, dw) = (cx.saved(Slot::In(0))?, exec.empty_like(cx.input(1))?);
-            if x_shape[0] == 0 {
-                exec.run(Kernel::Fill { value: 0.0, out: &dw })?;
-            }
-            let out = self.grouped(&exec, dw.clone(), 0)?;
+            let sum = exec.assemble(&dw)?;
+            let out = self.grouped(&exec, sum.clone(), 0)?;
             self.pieces(&exec, shapes, dw.dtype(), |from, n, columns, matrices| {
                 exec.run(Kernel::Im2col { x: &x.narrow(0, from, n)?, window, out: columns })?;
                 for i in 0..n {
@@ -167,13 +165,18 @@ impl Rule for Conv2d {
                 Ok(())
             })?;
             drop(x);
+            if x_shape[0] == 0 {
+                exec.run(Kernel::Fill { value: 0.0, out: &sum })?;
+            }
+            exec.put(&sum, &dw)?;
+            drop((out, sum));
             cx.set(1, dw);
         }
         if cx.needs(0) {
             let exec = cx.exec(0);
             let w = self.grouped(&exec, cx.saved(Slot::In(1))?, 0)?.transpose(1, 2)?;
             let dx = exec.empty_like(cx.input(0))?;
-            self.pieces(&exec, shapes, dx.dtype(), |from, n, columns, matrices| {
+            self.pieces(&exec, shapes, dx.dtype().computed_in(), |from, n, columns, matrices| {
                 let a = w.expand(&[n, self.groups, w.shape()[1], w.shape()[2]])?;
                 let b = matrices_of_g.narrow(0, from, n)?;
                 exec.run(Kernel::Matmul { a: &a, b: &b, alpha: 1.0, accumulate: false, out: matrices })?;

@@ -26,6 +26,8 @@ pub struct CrossEntropy {
     pub dim: usize,
     /// Whether the classes are weighed.
     pub weight: bool,
+    /// Whether the loss of bf16 and f16 logits is f32 instead of theirs.
+    pub wide: bool,
 }
 
 /// The shape of the rows, or what is wrong with the inputs.
@@ -86,7 +88,9 @@ impl Rule for CrossEntropy {
         if !(0.0..=1.0).contains(&self.spec.smoothing) {
             return Err(format!("label smoothing must be in 0..=1, got {}", self.spec.smoothing));
         }
-        Ok(smallvec![Output::new(loss_shape(&self.spec, &rows), dtype), Output::statistic(rows, dtype)])
+        let lse = Output::statistic(rows.clone(), dtype.computed_in());
+        let dtype = if self.wide { dtype.computed_in() } else { dtype };
+        Ok(smallvec![Output::new(loss_shape(&self.spec, &rows), dtype), lse])
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
@@ -165,6 +169,7 @@ impl Rule for CrossEntropy {
             spec: CrossEntropySpec { reduction, smoothing, ..CrossEntropySpec::default() },
             dim,
             weight,
+            wide: false,
         };
         let mean = op(Mean, 0.0, 1, false);
         let s = |name, logits, target| Sample::smooth(name, mean, [logits, target]);
@@ -172,6 +177,7 @@ impl Rule for CrossEntropy {
         let mut samples = vec![
             s("ordinary", x(1, &[3, 5]), t(&[3], &[0, 4, 2])),
             s("ignored rows", x(2, &[4, 3]), t(&[4], &[0, -100, 2, -100])),
+            Sample::smooth("wide", CrossEntropy { wide: true, ..mean }, [x(2, &[4, 3]), t(&[4], &[0, -100, 2, 1])]),
             s("one class", x(3, &[3, 1]), t(&[3], &[0, 0, 0])),
             s("transposed", x(4, &[4, 6]).lying(SampleMemory::Transposed), t(&[4], &[5, 0, 1, 3])),
             s("expanded", x(4, &[4, 6]).lying(SampleMemory::Expanded), t(&[4], &[5, 0, 1, 3])),
@@ -304,13 +310,17 @@ impl Rule for NllLoss {
 
 impl Var {
     /// Mean cross-entropy of logits `[.., classes]` against class indices `[..]`; rows whose target is `ignore` don't
-    /// count (-100 is usual). Backward reads the logits, the targets and the log-sum-exp.
+    /// count (-100 is usual). The loss of bf16 and f16 logits is f32: no tensor of their size, and it isn't rounded. Backward
+    /// reads the logits, the targets and the log-sum-exp.
     pub fn cross_entropy(&self, target: &Var, ignore: i64) -> Result<Var> {
-        self.cross_entropy_with(target, None, -1, CrossEntropySpec { ignore, ..CrossEntropySpec::default() })
+        let dim = dimension(-1, self.shape().len()).map_err(|reason| self.invalid("cross_entropy", reason))?;
+        let spec = CrossEntropySpec { ignore, ..CrossEntropySpec::default() };
+        self.apply(CrossEntropy { spec, dim, weight: false, wide: true }, &[target])
     }
 
     /// Cross-entropy with the classes in dimension `dim` (1 for PyTorch's `[N, C, d1, ..]`), against class indices of
-    /// the shape without it or distributions of the logits' shape, with a weight for each class.
+    /// the shape without it or distributions of the logits' shape, with a weight for each class. The loss has the logits'
+    /// dtype.
     pub fn cross_entropy_with(
         &self,
         target: &Var,
@@ -320,7 +330,7 @@ impl Var {
     ) -> Result<Var> {
         let dim = dimension(dim, self.shape().len()).map_err(|reason| self.invalid("cross_entropy", reason))?;
         let others: SmallVec<[&Var; 2]> = std::iter::once(target).chain(weight).collect();
-        self.apply(CrossEntropy { spec, dim, weight: weight.is_some() }, &others)
+        self.apply(CrossEntropy { spec, dim, weight: weight.is_some(), wide: false }, &others)
     }
 
     /// The negative log-likelihood of class indices under log-probabilities (`self`) with the classes in dimension `dim`.

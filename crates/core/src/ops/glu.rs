@@ -19,6 +19,12 @@ impl Glu {
     }
 }
 
+/// out = a s(b), in one kernel: s is the derivative of softplus.
+fn gated(exec: &Exec<'_>, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
+    let f = Unary::Softplus { beta: 1.0, threshold: f64::INFINITY };
+    exec.run(Kernel::UnaryGrad { f, saved: b, g: a, out })
+}
+
 impl Rule for Glu {
     fn name(&self) -> &'static str {
         "glu"
@@ -37,8 +43,7 @@ impl Rule for Glu {
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
         let ((a, b), out) = (self.halves(&inputs[0])?, &outputs[0]);
-        exec.run(Kernel::Unary { f: Unary::Sigmoid, x: &b, out })?;
-        exec.run(Kernel::Binary { f: Binary::Mul, a: out, b: &a, out })
+        gated(exec, &a, &b, out)
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
@@ -50,11 +55,11 @@ impl Rule for Glu {
         let x = cx.saved(Slot::In(0))?;
         let out = exec.empty_like(cx.input(0))?;
         let ((a, b), (da, db)) = (self.halves(&x)?, self.halves(&out)?);
-        let gate = exec.workspace(g.shape(), g.dtype())?;
-        let part = exec.workspace(g.shape(), g.dtype())?;
-        exec.run(Kernel::Unary { f: Unary::Sigmoid, x: &b, out: &gate })?;
-        exec.run(Kernel::Binary { f: Binary::Mul, a: &g, b: &gate, out: &part })?;
+        let gate = exec.workspace(g.shape(), g.dtype().computed_in())?;
+        let part = exec.workspace(g.shape(), g.dtype().computed_in())?;
+        gated(&exec, &g, &b, &part)?;
         exec.run(Kernel::Copy { x: &part, out: &da })?;
+        exec.run(Kernel::Unary { f: Unary::Sigmoid, x: &b, out: &gate })?;
         exec.run(Kernel::Binary { f: Binary::Mul, a: &g, b: &a, out: &part })?;
         exec.run(Kernel::UnaryGrad { f: Unary::Sigmoid, saved: &gate, g: &part, out: &part })?;
         exec.run(Kernel::Copy { x: &part, out: &db })?;

@@ -43,6 +43,13 @@ impl GroupNorm {
     }
 }
 
+/// The samples that are normalised at a time: all, or one where values of 16 bits are put together in an f32 workspace.
+fn pieces(x: &Tensor) -> impl Iterator<Item = (usize, usize)> + use<> {
+    let samples = x.shape()[0];
+    let n = if x.dtype().computed_in() == x.dtype() { samples.max(1) } else { 1 };
+    (0..samples).step_by(n).map(move |from| (from, n))
+}
+
 impl Rule for GroupNorm {
     fn name(&self) -> &'static str {
         "group_norm"
@@ -64,20 +71,31 @@ impl Rule for GroupNorm {
         if let Some(wrong) = inputs[1..].iter().find(|p| p.shape[..] != [x[1]]) {
             return Err(format!("weight and bias must be [{}], got {:?}", x[1], wrong.shape));
         }
-        let statistic = || Output::statistic([x[0], self.groups].as_slice(), dtype);
+        let statistic = || Output::statistic([x[0], self.groups].as_slice(), dtype.computed_in());
         Ok(smallvec![Output::new(x.clone(), dtype), statistic(), statistic()])
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
-        let y = &outputs[0];
-        let (x, out) = (&self.grouped(exec, inputs[0].clone())?, &self.grouped(exec, y.clone())?);
-        let (mean, rstd) = (Some(&outputs[1]), &outputs[2]);
-        exec.run(Kernel::LayerNorm { x, weight: None, bias: None, eps: self.eps, out, mean, rstd })?;
-        for (flag, input, f) in [(self.weight, 1, Binary::Mul), (self.bias, self.bias_input(), Binary::Add)] {
-            if flag {
-                let parameter = self.per_channel(&inputs[input], y.shape())?;
-                exec.run(Kernel::Binary { f, a: y, b: &parameter, out: y })?;
+        for (from, n) in pieces(&inputs[0]) {
+            let of = |t: &Tensor| t.narrow(0, from, n);
+            let (x, y, mean, rstd) = (of(&inputs[0])?, of(&outputs[0])?, of(&outputs[1])?, of(&outputs[2])?);
+            let sum = exec.assemble(&y)?;
+            exec.run(Kernel::LayerNorm {
+                x: &self.grouped(exec, x)?,
+                weight: None,
+                bias: None,
+                eps: self.eps,
+                out: &self.grouped(exec, sum.clone())?,
+                mean: Some(&mean),
+                rstd: &rstd,
+            })?;
+            for (flag, input, f) in [(self.weight, 1, Binary::Mul), (self.bias, self.bias_input(), Binary::Add)] {
+                if flag {
+                    let parameter = self.per_channel(&inputs[input], y.shape())?;
+                    exec.run(Kernel::Binary { f, a: &sum, b: &parameter, out: &sum })?;
+                }
             }
+            exec.put(&sum, &y)?;
         }
         Ok(())
     }
@@ -131,22 +149,24 @@ impl Rule for GroupNorm {
         if cx.needs(0) {
             let exec = cx.exec(0);
             let out = exec.replace(&g)?;
-            let mut e = g;
-            if self.weight {
-                let weight = self.per_channel(&cx.saved(Slot::In(1))?, e.shape())?;
-                exec.run(Kernel::Binary { f: Binary::Mul, a: &e, b: &weight, out: &out })?;
-                e = out.clone();
+            let weight = if self.weight { Some(cx.saved(Slot::In(1))?) } else { None };
+            for (from, n) in pieces(&x) {
+                let of = |t: &Tensor| t.narrow(0, from, n);
+                let (x, mut e, out, mean, rstd) = (of(&x)?, of(&g)?, of(&out)?, of(&mean)?, of(&rstd)?);
+                if let Some(weight) = &weight {
+                    let (weight, product) = (self.per_channel(weight, e.shape())?, exec.assemble(&out)?);
+                    exec.run(Kernel::Binary { f: Binary::Mul, a: &e, b: &weight, out: &product })?;
+                    e = product;
+                }
+                exec.run(Kernel::LayerNormGrad {
+                    x: &self.grouped(&exec, x)?,
+                    weight: None,
+                    mean: Some(&mean),
+                    rstd: &rstd,
+                    g: &self.grouped(&exec, e)?,
+                    out: &self.grouped(&exec, out)?,
+                })?;
             }
-            let (x, g) = (&self.grouped(&exec, x)?, &self.grouped(&exec, e)?);
-            let (mean, rstd) = (Some(&mean), &rstd);
-            exec.run(Kernel::LayerNormGrad {
-                x,
-                weight: None,
-                mean,
-                rstd,
-                g,
-                out: &self.grouped(&exec, out.clone())?,
-            })?;
             cx.set(0, out);
         }
         Ok(())

@@ -42,7 +42,7 @@ impl Rule for LayerNorm {
         if let Some(wrong) = inputs[1..].iter().find(|p| p.shape[..] != [n]) {
             return Err(format!("weight and bias must be [{n}], got {:?}", wrong.shape));
         }
-        let statistic = || Output::statistic(rows, dtype);
+        let statistic = || Output::statistic(rows, dtype.computed_in());
         Ok(smallvec![Output::new(x.clone(), dtype), statistic(), statistic()])
     }
 

@@ -154,10 +154,13 @@ impl Rule for AddMatmul {
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
         let (c, a, b, out) = (&inputs[0], &inputs[1], &inputs[2], &outputs[0]);
-        if self.beta != 0.0 {
-            exec.run(Kernel::Unary { f: Unary::Scale(self.beta), x: &c.expand(out.shape())?, out })?;
+        if self.beta == 0.0 {
+            return exec.run(Kernel::Matmul { a, b, alpha: self.alpha, accumulate: false, out });
         }
-        exec.run(Kernel::Matmul { a, b, alpha: self.alpha, accumulate: self.beta != 0.0, out })
+        let sum = exec.assemble(out)?;
+        exec.run(Kernel::Unary { f: Unary::Scale(self.beta), x: &c.expand(out.shape())?, out: &sum })?;
+        exec.run(Kernel::Matmul { a, b, alpha: self.alpha, accumulate: true, out: &sum })?;
+        exec.put(&sum, out)
     }
 
     fn saves(&self, needs: &[bool]) -> Saves {

@@ -221,11 +221,16 @@ impl<'a> Exec<'a> {
         Ok(copy.view_as(shape)?.expect("a contiguous tensor can always be viewed with another shape"))
     }
 
-    /// x with another dtype, in a new tensor.
-    fn cast(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
-        let out = self.empty(x.shape(), dtype)?;
-        self.run(Kernel::Copy { x, out: &out })?;
-        Ok(out)
+    /// Where to put together, in several kernels, what goes to `out`: `out` itself, or where that would round in between,
+    /// an f32 workspace of its shape. Ends with [`put`](Exec::put).
+    pub fn assemble(&self, out: &Tensor) -> Result<Tensor> {
+        let dtype = out.dtype().computed_in();
+        if dtype == out.dtype() { Ok(out.clone()) } else { self.workspace(out.shape(), dtype) }
+    }
+
+    /// Moves what was put together to `out`, rounding it once.
+    pub fn put(&self, assembled: &Tensor, out: &Tensor) -> Result<()> {
+        if assembled.dtype() == out.dtype() { Ok(()) } else { self.run(Kernel::Copy { x: assembled, out }) }
     }
 
     /// The gradient of a broadcast: sums g over the dimensions in which `shape` was repeated.
@@ -235,10 +240,6 @@ impl<'a> Exec<'a> {
         }
         let lead = g.rank() - shape.len();
         let kept: Shape = (0..g.rank()).map(|d| if d < lead { 1 } else { shape[d - lead] }).collect();
-        if let Some(half) = half_precision(&g) {
-            let sum = self.sum_to(self.cast(&g, DType::F32)?, shape)?;
-            return self.cast(&sum, half);
-        }
         let out = self.empty(&kept, g.dtype())?;
         self.run(Kernel::Reduce { f: Reduce::Sum, x: &g, out: &out })?;
         self.reshape(out, shape)
@@ -246,21 +247,12 @@ impl<'a> Exec<'a> {
 
     /// a += b, in the storage of whichever of the two nobody else holds, else in a new tensor.
     pub fn accumulate(&self, a: Tensor, b: Tensor) -> Result<Tensor> {
-        if let Some(half) = half_precision(&a) {
-            let sum = self.accumulate(self.cast(&a, DType::F32)?, self.cast(&b, DType::F32)?)?;
-            return self.cast(&sum, half);
-        }
         // Addition commutes bit for bit, so which buffer is reused doesn't show in the numbers.
         let (first, second) = if !a.is_sole_owner() && b.is_sole_owner() { (b, a) } else { (a, b) };
         let out = self.replace(&first)?;
         self.run(Kernel::Binary { f: Binary::Add, a: &first, b: &second, out: &out })?;
         Ok(out)
     }
-}
-
-/// The dtype, where it is one that is stored but not computed: its gradients are summed in f32.
-fn half_precision(x: &Tensor) -> Option<DType> {
-    matches!(x.dtype(), DType::BF16 | DType::F16).then(|| x.dtype())
 }
 
 /// Where a [`Backward`] gets saved tensors from.
@@ -428,11 +420,11 @@ impl Sample {
     }
 }
 
-/// Fails unless all inputs are floats that the backends compute (f64 or f32) of one dtype.
+/// Fails unless all inputs are floats of one dtype.
 pub(crate) fn one_float_dtype(inputs: &[Spec]) -> Result<DType, String> {
     let dtype = inputs[0].dtype;
-    if !matches!(dtype, DType::F64 | DType::F32) {
-        return Err(format!("computes f32 or f64, got {dtype}; cast it with `cast(DType::F32)`"));
+    if !dtype.is_float() {
+        return Err(format!("computes floats, got {dtype}; cast it with `cast(DType::F32)`"));
     }
     match inputs.iter().find(|i| i.dtype != dtype) {
         Some(other) => {

@@ -111,12 +111,12 @@ impl Rule for ReduceOp {
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
         let x = &inputs[0];
         let out = exec.reshape(outputs[0].clone(), &self.kept(x.shape()))?;
-        exec.run(Kernel::Reduce { f: self.f.kernel(), x, out: &out })?;
-        if self.f == Reduction::Mean {
-            let f = Unary::Scale(1.0 / self.count(x.shape()) as f64);
-            exec.run(Kernel::Unary { f, x: &out, out: &out })?;
+        if self.f != Reduction::Mean {
+            return exec.run(Kernel::Reduce { f: self.f.kernel(), x, out: &out });
         }
-        Ok(())
+        let (sum, f) = (exec.assemble(&out)?, Unary::Scale(1.0 / self.count(x.shape()) as f64));
+        exec.run(Kernel::Reduce { f: Reduce::Sum, x, out: &sum })?;
+        exec.run(Kernel::Unary { f, x: &sum, out: &out })
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
@@ -142,7 +142,7 @@ impl Rule for ReduceOp {
             }
             Reduction::Of(f) => {
                 let x = cx.saved(Slot::In(0))?;
-                let y = exec.workspace(&kept, x.dtype())?;
+                let y = exec.workspace(&kept, x.dtype().computed_in())?;
                 exec.run(Kernel::Reduce { f, x: &x, out: &y })?;
                 let out = exec.empty(shape, g.dtype())?;
                 exec.run(Kernel::ReduceGrad { f, x: &x, y: &y, g: &g, out: &out })?;
@@ -290,8 +290,11 @@ impl Var {
     pub fn vector_norm(&self, ord: f64, dims: &[isize], keepdim: bool) -> Result<Var> {
         self.reduce(Reduction::Of(Reduce::Norm { ord }), dims, keepdim)
     }
-    /// x / max(norm of order `ord` over `dim`, eps): by vectors of that norm. Backward reads x and the norms.
+    /// x / max(norm of order `ord` over `dim`, eps): by vectors of that norm. An eps that f16 doesn't hold counts as the
+    /// smallest number that it holds, so that zeros stay zeros. Backward reads x and the norms.
     pub fn normalize(&self, ord: f64, dim: isize, eps: f64) -> Result<Var> {
+        let smallest = if self.dtype() == DType::F16 { 2f64.powi(-24) } else { 0.0 };
+        let eps = if eps > 0.0 { eps.max(smallest) } else { eps };
         self.div(&self.vector_norm(ord, &[dim], true)?.clamp(eps, f64::INFINITY)?)
     }
 }

@@ -32,7 +32,7 @@ impl Rule for RmsNorm {
         };
         match inputs.get(1) {
             Some(w) if w.shape[..] != [n] => Err(format!("the weight must be [{n}], got {:?}", w.shape)),
-            _ => Ok(smallvec![Output::new(x.clone(), dtype), Output::statistic(rows, dtype)]),
+            _ => Ok(smallvec![Output::new(x.clone(), dtype), Output::statistic(rows, dtype.computed_in())]),
         }
     }
 

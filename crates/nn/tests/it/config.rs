@@ -51,6 +51,7 @@ fn the_count_is_what_the_model_has() {
     let variants = [
         GptConfig::default(),
         GptConfig { kv_heads: 2, ..GptConfig::default() },
+        GptConfig { dtype: DType::BF16, ..GptConfig::default() },
         GptConfig { tied: false, linear_bias: false, ..GptConfig::default() },
         GptConfig::named("w2").unwrap(),
         GptConfig::named("gpt3-175b").unwrap(),

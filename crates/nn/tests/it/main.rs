@@ -7,6 +7,7 @@ mod config;
 mod data;
 mod gpt;
 mod handles;
+mod loss_scaler;
 mod parameter;
 
 use retape_core::{Device, Gradients, Tape, Tensor};
