@@ -112,10 +112,10 @@ impl<T: Copy + Default> Span<T> {
             // SAFETY: N elements from i are inside the span, which is contiguous.
             return unsafe { self.ptr.add(i).cast::<[T; N]>().read_unaligned() };
         }
-        let mut block = [fill; N];
-        if self.stride == 0 && self.len > i {
+        if self.stride == 0 && i + N <= self.len {
             return [self.get(i); N];
         }
+        let mut block = [fill; N];
         for (j, slot) in block.iter_mut().enumerate().take(self.len.saturating_sub(i)) {
             *slot = self.get(i + j);
         }
