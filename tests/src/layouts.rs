@@ -13,6 +13,9 @@ pub struct Model {
 
 /// Every index of a shape in row-major order.
 fn indices(shape: &[usize]) -> Vec<Vec<usize>> {
+    if shape.contains(&0) {
+        return vec![]; // the other sizes may be huge
+    }
     shape.iter().fold(vec![vec![]], |indices, &n| {
         indices.iter().flat_map(|index| (0..n).map(move |i| [&index[..], &[i]].concat())).collect()
     })
@@ -230,7 +233,7 @@ pub fn windows(choices: &mut impl Choices) {
     let rank = choices.throw(4);
     let huge = [usize::MAX, 1 << 63, 1 << 40, (1 << 62) + 1, 1 << 32];
     let number = |choices: &mut dyn FnMut(usize) -> usize, sides| {
-        if choices(24) == 23 { huge[choices(huge.len())] } else { choices(sides) }
+        if choices(8) == 7 { huge[choices(huge.len())] } else { choices(sides) }
     };
     let mut throw = |sides| choices.throw(sides);
     let shape: Vec<usize> = (0..rank).map(|_| number(&mut throw, 5)).collect();

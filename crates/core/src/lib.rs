@@ -26,5 +26,7 @@ pub use ledger::{Ledger, LedgerEntry, LedgerTotals, Lint, RuleUse};
 pub use mark::{Decision, Int8Spec, Mark, Origin, Policy, Rounding, RuleInfo, Site};
 pub use meta::meta;
 pub use meter::{Kind, MemoryMeter};
-pub use tape::{Gradients, NonFinite, ParameterId, Scope, Stats, Tape, TapeOptions, Var, Verify, checkpoint};
+pub use tape::{
+    GradOptions, Gradients, NonFinite, ParameterId, Scope, Stats, Tape, TapeOptions, Var, Verify, checkpoint,
+};
 pub use tensor::Tensor;

@@ -66,6 +66,6 @@ impl Var {
     /// Backward reads nothing.
     pub fn dropout(&self, p: f64) -> Result<Var> {
         check_probability(p).map_err(|reason| self.invalid("dropout", reason))?;
-        self.apply(Dropout { p, stream: self.tape().next_stream() }, &[])
+        self.apply_random(|stream| Dropout { p, stream }, &[])
     }
 }
