@@ -2,7 +2,9 @@
 
 use crate::choices::{Bytes, Choices};
 use crate::sessions::{Marks, Session, session_of};
+use crate::variations::places_don_t_show;
 use crate::{layouts, patterns};
+use retape_core::ops::{Op, Sample};
 use retape_core::{Device, meta};
 use std::collections::HashMap;
 
@@ -14,6 +16,16 @@ pub fn layout(bytes: &[u8]) {
         2 => layouts::broadcasts(&mut choices),
         _ => layouts::windows(&mut choices),
     }
+}
+
+thread_local! {
+    static SAMPLES: Vec<Sample> = Op::all_samples();
+}
+
+/// One op on operands that lie anywhere: see [`places_don_t_show`].
+pub fn ops(bytes: &[u8]) {
+    let device = retape_cpu::device_with_threads(1).expect("the CPU is there");
+    SAMPLES.with(|samples| places_don_t_show(&device, samples, &mut Bytes::new(bytes)));
 }
 
 /// A session on a tape, with its passes, under no marks, lossless ones and all: see [`check_session`].

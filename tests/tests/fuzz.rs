@@ -41,6 +41,11 @@ fn layout() {
 }
 
 #[test]
+fn ops() {
+    run("ops", fuzz::ops, 500, 90);
+}
+
+#[test]
 fn tape() {
     run("tape", fuzz::tape, 150, 250);
 }

@@ -34,6 +34,10 @@ impl Rule for Attention {
         "attention"
     }
 
+    fn formula(&self) -> &'static str {
+        "o = softmax(scale q k^T + mask) v"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(3 + self.mask as usize, inputs)?;
         let dtype = one_float_dtype(&inputs[..3])?;

@@ -25,6 +25,10 @@ impl Rule for Dropout {
         "dropout"
     }
 
+    fn formula(&self) -> &'static str {
+        "y = m x / (1 - p), P(m = 0) = p"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1, inputs)?;
         one_float_dtype(inputs)?;
