@@ -1,10 +1,28 @@
 #!/usr/bin/env bash
-# The long forms of tests whose short forms run everywhere. Prints what to commit to docs/results/soak.md.
+# The long forms of tests whose short forms run everywhere, with other seeds on each run. Prints what to commit to
+# docs/results/soak.md. RETAPE_CASES: how many; RETAPE_FUZZ_SECONDS: how long each fuzzer runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cases=${RETAPE_CASES:-3000}
-export RETAPE_CASES=$cases
+seconds=${RETAPE_FUZZ_SECONDS:-180}
+export RETAPE_CASES=$cases RETAPE_SEED=${RETAPE_SEED:-$RANDOM}
 cargo build --release --workspace --tests 2>/dev/null
 start=$(date +%s)
 cargo test --release -q -p retape-tests --test random_programs
 echo "random programs: $cases graphs, each about 14 times on the CPU and in a dry run: $(($(date +%s) - start)) s"
+start=$(date +%s)
+cargo test --release -q -p retape-tests --test properties --test fuzz
+echo "properties: seed $RETAPE_SEED, $((cases / 150)) times their usual number of cases: $(($(date +%s) - start)) s"
+
+if ! cargo +nightly --version >/dev/null 2>&1 || ! cargo fuzz --version >/dev/null 2>&1; then
+    echo "fuzzers: not run, they need the nightly toolchain and cargo-fuzz (cargo install cargo-fuzz)"
+    exit 0
+fi
+# With AddressSanitizer, debug assertions and overflow checks; on what earlier runs found, and the committed seeds.
+cargo +nightly fuzz build -O -a 2>/dev/null
+for target in layout ops tape rules; do
+    mkdir -p "fuzz/corpus/$target"
+    cargo +nightly fuzz run -O -a "$target" "fuzz/corpus/$target" "fuzz/seeds/$target" -- \
+        -max_len=512 -max_total_time="$seconds" -print_final_stats=1 2>&1 |
+        sed -n "s/^stat::number_of_executed_units: */fuzzer $target: no failure in executions: /p; /ERROR\|SUMMARY\|panicked/p"
+done

@@ -1,7 +1,12 @@
 //! Shared helpers of the whole-system tests.
 
+pub mod choices;
+pub mod fuzz;
+pub mod layouts;
+pub mod patterns;
 pub mod programs;
 pub mod sessions;
+pub mod variations;
 pub mod wrapped;
 
 use half::{bf16, f16};

@@ -1,5 +1,6 @@
 //! Random sessions on one tape: ops, marks, scopes, dropped and cloned handles, and passes between them, in any order.
 
+use crate::choices::{Bytes, Choices};
 use crate::programs::{Dice, RandomMarks, SinCos};
 use crate::{gradient_bytes, random};
 use retape_core::kernel::RandomStream;
@@ -35,12 +36,29 @@ pub struct Session {
 
 /// Runs a session of `actions` random actions. The same seed gives the same actions with any marks.
 pub fn session(device: &Device, seed: u64, actions: usize, marks: Marks) -> Result<Session> {
+    perform(device, &mut Dice::new(seed), Dice::new(seed ^ 0x1a7e), seed, actions, marks)
+}
+
+/// Runs the session that these bytes describe, at most `actions` actions: the actions from their start, the marks from
+/// their end. The same bytes give the same actions with any marks.
+pub fn session_of(device: &Device, bytes: &[u8], actions: usize, marks: Marks) -> Result<Session> {
+    let seed = bytes.first().copied().unwrap_or(0) as u64;
+    perform(device, &mut Bytes::new(bytes), Bytes::from_the_end(bytes), seed, actions, marks)
+}
+
+fn perform(
+    device: &Device,
+    dice: &mut impl Choices,
+    mut late: impl Choices,
+    seed: u64,
+    actions: usize,
+    marks: Marks,
+) -> Result<Session> {
     let leaves: Vec<Tensor> = (0..3).map(|i| random(device, &[8, 8], i + 1, DType::F64)).collect();
     let one = Tensor::full(device, &[], DType::F64, 1.0)?;
     let base = device.meter().live();
     device.meter().reset_peak();
     let mut out = Session::default();
-    let (mut dice, mut late) = (Dice::new(seed), Dice::new(seed ^ 0x1a7e));
     let policy: Option<Rc<dyn Policy>> =
         (marks != Marks::None).then(|| Rc::new(RandomMarks::new(seed, marks == Marks::All)) as Rc<dyn Policy>);
     let tape = Tape::with(device, TapeOptions { policy, verify: Verify::Bits, ..TapeOptions::default() });
@@ -56,6 +74,9 @@ pub fn session(device: &Device, seed: u64, actions: usize, marks: Marks) -> Resu
         let mut scopes: Vec<Scope> = Vec::new();
         let mut losses: Vec<(usize, Var)> = Vec::new();
         for action in 0..actions {
+            if dice.is_over() {
+                break;
+            }
             let a = handles[dice.throw(handles.len())].clone();
             let b = handles[dice.throw(handles.len())].clone();
             match dice.throw(24) {

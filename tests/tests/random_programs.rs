@@ -2,9 +2,9 @@
 //! `RETAPE_CASES` sets the number of programs (the soak runs thousands).
 
 use retape_core::meta;
+use retape_tests::fuzz::check_session;
 use retape_tests::programs::{Config, Run, run};
-use retape_tests::sessions::{Marks, session};
-use std::collections::HashMap;
+use retape_tests::sessions::session;
 
 fn cases() -> u64 {
     std::env::var("RETAPE_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(150)
@@ -82,20 +82,9 @@ fn a_session_gives_each_loss_one_gradient() {
     let device = retape_cpu::device_with_threads(1).unwrap();
     let mut passes = 0;
     for seed in 1..=cases() {
-        let mut plain = None;
-        for marks in [Marks::None, Marks::Lossless, Marks::All] {
-            let context = format!("seed {seed}, {marks:?}");
-            let real = session(&device, seed, 120, marks).unwrap_or_else(|e| panic!("{context}: {e}"));
-            let dry = session(&meta(), seed, 120, marks).unwrap_or_else(|e| panic!("dry {context}: {e}"));
-            assert_eq!((real.peak, real.fingerprint, real.left), (dry.peak, dry.fingerprint, 0), "{context}");
-            let mut first = HashMap::new();
-            for (loss, gradients) in &real.passes {
-                assert_eq!(first.entry(*loss).or_insert(gradients), &gradients, "{context}, loss {loss}");
-            }
-            passes += real.passes.len();
-            let plain = plain.get_or_insert_with(|| real.passes.clone());
-            assert!(marks == Marks::All || *plain == real.passes, "{context}: other gradients than without marks");
-        }
+        passes += check_session(&device, |device, marks| {
+            session(device, seed, 120, marks).unwrap_or_else(|e| panic!("seed {seed}, {marks:?}: {e}"))
+        });
     }
     assert!(passes as u64 > 4 * cases(), "{passes} passes");
 }

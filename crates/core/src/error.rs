@@ -124,13 +124,40 @@ pub enum Error {
         op: &'static str,
     },
     /// The tape was consumed by `backward`.
-    #[error("{what}: this tape was consumed by `backward`; start a new tape, or use `backward_retain` to keep it")]
+    #[error(
+        "{what} at `{path}`: this tape was consumed by `backward`; start a new tape, or use `backward_retain` to keep it"
+    )]
     TapeConsumed {
-        /// The call.
+        /// The op or the call.
+        what: &'static str,
+        /// The value that it was called on, or where the op would have been recorded.
+        path: String,
+    },
+    /// The tape was used by code that it was running at that moment: by a policy or a rule, of this very tape.
+    #[error(
+        "{what}: the tape is in use by the policy or the rule that it has called; a policy decides by its site alone, \
+         and a rule by the specs and tensors that it is given: use the tape outside of them"
+    )]
+    Reentrant {
+        /// The call that can't be answered.
         what: &'static str,
     },
+    /// A gradient of a gradient was asked for.
+    #[error(
+        "second derivative of `{path}` ({op}): gradients aren't recorded on the tape, so there is no gradient of a gradient \
+         yet; write the first derivative with ops and differentiate that, or take differences of `grad`"
+    )]
+    SecondOrder {
+        /// The loss's path.
+        path: String,
+        /// The op that made the loss.
+        op: &'static str,
+    },
     /// A `Var` of another tape was passed.
-    #[error("{what}: `{path}` belongs to another tape; an op takes values of one tape")]
+    #[error(
+        "{what}: `{path}` belongs to another tape; an op takes values of one tape: record it on this one, or bring its \
+         tensor over with `leaf` or `constant`"
+    )]
     OtherTape {
         /// The op or call.
         what: &'static str,

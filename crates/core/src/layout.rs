@@ -200,7 +200,10 @@ impl Layout {
         }
         let mut view = self.clone();
         view.shape[dim] = len;
-        view.offset += start * self.strides[dim];
+        if !view.is_empty() {
+            // Of no elements it reaches none, and its strides may be anything.
+            view.offset += start * self.strides[dim];
+        }
         // The stride of a single element is never used; the old one can't overflow.
         view.strides[dim] = if len > 1 { step * self.strides[dim] } else { self.strides[dim] };
         Ok(view)

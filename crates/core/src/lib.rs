@@ -27,7 +27,7 @@ pub use mark::{Decision, Int8Spec, Mark, Origin, Policy, Rounding, RuleInfo, Sit
 pub use meta::meta;
 pub use meter::{Kind, MemoryEvent, MemoryMeter, Moment, Phase};
 pub use tape::{
-    DryRun, Gradients, NonFinite, ParameterId, Scope, Stats, Tape, TapeOptions, Trace, TraceNode, TraceValue, Var,
-    Verify, checkpoint,
+    DryRun, GradOptions, Gradients, NonFinite, ParameterId, Scope, Stats, Tape, TapeOptions, Trace, TraceNode,
+    TraceValue, Var, Verify, checkpoint,
 };
 pub use tensor::Tensor;

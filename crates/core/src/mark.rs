@@ -109,7 +109,7 @@ pub struct RuleInfo {
 }
 
 /// Decides marks as values are recorded. Must be a pure function of the site: a value is asked for again under another
-/// path when it leaves a scope.
+/// path when it leaves a scope. It runs inside the tape, which it can't use: see [`Tape`](crate::Tape).
 pub trait Policy: fmt::Debug {
     /// The mark for a value, or none: then the value is kept if backward reads it and replayed through otherwise.
     fn mark(&self, site: &Site<'_>) -> Option<Decision>;

@@ -190,7 +190,7 @@ pub(crate) fn cross_entropy(exec: &Exec, scores: Scores<'_>, loss: &Tensor, lse:
         let out = Span::<T>::of(loss);
         match scores.spec.reduction {
             LossReduction::None => losses.iter().enumerate().for_each(|(r, &l)| out.set(r, T::of(l))),
-            _ => out.set(0, T::of(losses.iter().sum::<f64>() / terms.count)),
+            _ => out.set(0, T::of(losses.iter().fold(0.0, |sum, l| sum + l) / terms.count)),
         }
     });
     Ok(())

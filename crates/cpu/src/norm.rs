@@ -183,10 +183,10 @@ pub(crate) fn layer_norm_param_grad(
         });
         for i in 0..n {
             if let Some(dw) = vector::<T>(dweight) {
-                dw.set(i, T::of(parts.iter().map(|p| p.0[i]).sum()));
+                dw.set(i, T::of(parts.iter().fold(0.0, |sum, p| sum + p.0[i])));
             }
             if let Some(db) = vector::<T>(dbias) {
-                db.set(i, T::of(parts.iter().map(|p| p.1[i]).sum()));
+                db.set(i, T::of(parts.iter().fold(0.0, |sum, p| sum + p.1[i])));
             }
         }
     });

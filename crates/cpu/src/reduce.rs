@@ -254,7 +254,7 @@ pub(crate) fn squared_norm(exec: &Exec, x: &Tensor, out: &Tensor) -> Result<()> 
             }
             fold_lanes(lanes, #[inline(always)] |a, b| a + b)
         });
-        Span::<f64>::of(out).set(0, parts.iter().sum());
+        Span::<f64>::of(out).set(0, parts.iter().fold(0.0, |sum, p| sum + p));
     });
     Ok(())
 }

@@ -158,10 +158,10 @@ impl<T: Cell> Span<T> {
             // SAFETY: N elements from i are inside the span, which is contiguous.
             return unsafe { self.ptr.add(i).cast::<[T; N]>().read_unaligned() };
         }
-        let mut block = [fill; N];
-        if self.stride == 0 && self.len > i {
+        if self.stride == 0 && i + N <= self.len {
             return [self.get(i); N];
         }
+        let mut block = [fill; N];
         let inside = self.len.saturating_sub(i).min(N);
         if let Some(half) = self.half() {
             // SAFETY: `inside` elements from i are inside the span.

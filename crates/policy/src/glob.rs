@@ -42,10 +42,18 @@ impl Glob {
         if text.contains('/') {
             return Err(wrong("contains `/`; segments are separated by `.`"));
         }
-        if !stars_are_segments(text) {
+        if text.split('[').skip(1).any(|class| !class.split(']').next().unwrap_or_default().is_ascii()) {
+            return Err(wrong("has a class with a letter that isn't ASCII; write {ä,ö} for [äö]"));
+        }
+        // Globset takes a run of `**` in an alternative for something else. It means what one of them does.
+        let mut single = text.to_owned();
+        while single.contains("**.**") {
+            single = single.replace("**.**", "**");
+        }
+        if !stars_are_segments(&single) {
             return Err(wrong("has `**` inside a segment; write `*` there, or `**` as a segment of its own"));
         }
-        let glob = GlobBuilder::new(&text.replace('.', "/"))
+        let glob = GlobBuilder::new(&single.replace('.', "/"))
             .literal_separator(true)
             .backslash_escape(false)
             .build()
@@ -90,6 +98,9 @@ mod tests {
             ("{embed,blocks.**}", &["embed", "blocks.0", "blocks.0.add"], &["blocks", "ln_f"]),
             ("blocks.[0-2].add", &["blocks.0.add", "blocks.2.add"], &["blocks.3.add"]),
             ("a.b", &["a.b"], &["axb", "a/bc", "a.B"]),
+            ("ü{ä,ö}*", &["üä", "üöß"], &["ü", "ä"]),
+            ("a.**.**.b", &["a.b", "a.x.b", "a.x.y.b"], &["a", "b"]),
+            ("{a.**.**,**.**.b}", &["a.x", "a.x.y", "b", "x.b"], &["a", "x"]),
             ("mlp.gelu*", &["mlp.gelu", "mlp.gelu_tanh"], &["mlp.gelu.x"]),
         ] {
             let glob = Glob::new(pattern).expect(pattern);
@@ -107,6 +118,8 @@ mod tests {
             ("blocks**", "inside a segment"),
             ("blocks.***", "inside a segment"),
             ("{a,**}", "inside a segment"),
+            ("{a,**.**}", "inside a segment"),
+            ("a.[äö]", "write {ä,ö}"),
             ("blocks.[0", "unclosed character class"),
             ("blocks.{0,1", "unclosed alternate group"),
         ] {

@@ -1,5 +1,5 @@
 use crate::glob::{Candidate, Glob, shortened};
-use crate::{Error, Result};
+use crate::{Error, Result, parse_bytes};
 use retape_core::{Int8Spec, Mark, Site};
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
@@ -7,7 +7,8 @@ use std::str::FromStr;
 
 /// A mark for the values whose path matches a pattern, and that meet every further predicate.
 ///
-/// In a pattern `.` separates segments, `*` and `?` stay within a segment, `[0-3]` is one character of a class,
+/// In a pattern `.` separates segments, `*` and `?` stay within a segment, `[0-3]` is one character of a class (this and
+/// `?` are for ASCII: a letter beyond it is two or more bytes, of which `?` is one),
 /// `{a,b}` is either alternative, and `**` is any number of segments: none at the start and in the middle (`**.softmax`
 /// matches `softmax`), at least one at the end. So `blocks.*.**` matches what lies strictly inside a block, and not the
 /// block's output `blocks.0`.
@@ -128,22 +129,84 @@ impl Rule {
     }
 }
 
-/// Reads `GLOB=keep`, `GLOB=recompute` or `GLOB=int8`.
+/// Reads `GLOB=keep`, `GLOB=recompute` or `GLOB=int8`; of int8 the group may follow (`GLOB=int8:group=32`), and of any mark
+/// predicates as `Display` writes them: ` where op=gelu*, bytes>=64, bytes<=4096, rank=2, shape=[*, >=8], intensity<=8`.
 impl FromStr for Rule {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let (pattern, mark) = text.rsplit_once('=').ok_or_else(|| Error::InvalidRule {
-            rule: text.to_owned(),
-            reason: "has no mark; write GLOB=keep, GLOB=recompute or GLOB=int8".to_owned(),
-        })?;
-        Rule::new(pattern, parse_mark(mark)?)
+        let wrong = |reason: &str| Error::InvalidRule { rule: shortened(text), reason: reason.to_owned() };
+        // Patterns may hold any character: `where` begins the predicates only where a mark is before it.
+        let (head, predicates) = match text.rsplit_once(" where ") {
+            Some((head, predicates)) if head.contains('=') => (head, Some(predicates)),
+            _ => (text, None),
+        };
+        let (head, group) = match head.rsplit_once("=int8:group=") {
+            Some((pattern, group)) => (format!("{pattern}=int8"), Some(group)),
+            None => (head.to_owned(), None),
+        };
+        let (pattern, mark) =
+            head.rsplit_once('=').ok_or_else(|| wrong("has no mark; write GLOB=keep, GLOB=recompute or GLOB=int8"))?;
+        let mark = match (parse_mark(mark)?, group) {
+            (Mark::Int8(spec), Some(group)) => {
+                let group = group.parse().ok().filter(|&group: &usize| group > 0);
+                let group = group.ok_or_else(|| wrong("write int8:group=N with a whole number N >= 1"))?;
+                Mark::Int8(Int8Spec { group, ..spec })
+            }
+            (mark, _) => mark,
+        };
+        let rule = Rule::new(pattern, mark)?;
+        outside_brackets(predicates.unwrap_or_default()).try_fold(rule, Rule::with_predicate)
+    }
+}
+
+/// What stands between commas that no bracket or brace is around.
+fn outside_brackets(text: &str) -> impl Iterator<Item = &str> {
+    let mut depth = 0;
+    text.split(move |c| {
+        depth += i32::from(matches!(c, '[' | '{')) - i32::from(matches!(c, ']' | '}'));
+        c == ',' && depth == 0
+    })
+    .map(str::trim)
+    .filter(|predicate| !predicate.is_empty())
+}
+
+impl Rule {
+    /// This rule with a predicate as `Display` writes it.
+    fn with_predicate(self, text: &str) -> Result<Self> {
+        let split = |relation: &'static str| {
+            text.split_once(relation).map(|(name, value)| (name.trim(), relation, value.trim()))
+        };
+        let parts = [">=", "<=", "="].into_iter().filter_map(split).min_by_key(|(name, ..)| name.len());
+        let wrong = || {
+            let reason = format!(
+                "`{text}` is no predicate; write op=GLOB, bytes>=N, bytes<=N, rank=N, shape=[*, >=8] or intensity<=N"
+            );
+            self.invalid(reason)
+        };
+        match parts.ok_or_else(wrong)? {
+            ("op", "=", glob) => self.op(glob),
+            ("bytes", ">=", bytes) => parse_bytes(bytes).map(|bytes| self.min_bytes(bytes)),
+            ("bytes", "<=", bytes) => parse_bytes(bytes).map(|bytes| self.max_bytes(bytes)),
+            ("rank", "=", rank) => rank.parse().map_err(|_| wrong()).map(|rank| self.rank(rank)),
+            ("shape", "=", dims) => {
+                let dims = dims.strip_prefix('[').and_then(|dims| dims.strip_suffix(']')).ok_or_else(wrong)?;
+                self.shape(dims.split(',').map(str::trim))
+            }
+            ("intensity", "<=", max) => max.parse().map_err(|_| wrong()).map(|max| self.max_intensity(max)),
+            _ => Err(wrong()),
+        }
     }
 }
 
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}={}", self.pattern.text, self.mark)?;
+        if let Mark::Int8(spec) = self.mark
+            && spec != Int8Spec::default()
+        {
+            write!(f, ":group={}", spec.group)?;
+        }
         let shape: Vec<_> = self.shape.iter().map(|dim| dim.text.as_str()).collect();
         let predicates = [
             self.op.as_ref().map(|op| format!("op={}", op.text)),

@@ -118,7 +118,7 @@ fn a_file_of_rules() {
     assert_eq!(
         names,
         [
-            "[[rule]] number 1: blocks.*.mlp.*=int8 where op=gelu*, bytes>=1024, bytes<=4096, rank=2, shape=[*, >=16], \
+            "[[rule]] number 1: blocks.*.mlp.*=int8:group=32 where op=gelu*, bytes>=1024, bytes<=4096, rank=2, shape=[*, >=16], \
              intensity<=8",
             "[[rule]] number 2: embed=keep where shape=[64]",
             "length_adaptive: **.attn.{scores,scale,causal_mask,softmax,dropout}=recompute where shape=[*, >1024]",

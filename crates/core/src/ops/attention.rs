@@ -34,6 +34,10 @@ impl Rule for Attention {
         "attention"
     }
 
+    fn formula(&self) -> &'static str {
+        "o = softmax(scale q k^T + mask) v"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(3 + self.mask as usize, inputs)?;
         let dtype = one_float_dtype(&inputs[..3])?;
@@ -212,16 +216,28 @@ pub struct AttentionOptions {
     pub grouped: bool,
 }
 
+/// What attention without dropout draws from.
+const NO_STREAM: RandomStream = RandomStream { seed: 0, counter: 0 };
+
 impl Var {
+    /// Attention to `others` (k, v and perhaps a mask), with the tape's next stream where it drops.
+    fn attend(&self, spec: AttentionSpec, others: &[&Var]) -> Result<Var> {
+        let mask = others.len() > 2;
+        if spec.dropout > 0.0 {
+            self.apply_random(|stream| Attention { spec: AttentionSpec { stream, ..spec }, mask }, others)
+        } else {
+            self.apply(Attention { spec, mask }, others)
+        }
+    }
+
     /// Tiled attention of queries (`self`) to `k` and `v`, all `[batch, time, heads, head size]` -> q's shape.
     /// `scale` is usually 1/sqrt(head size); causal alignment is bottom-right; k and v may have fewer heads, each
     /// serving a run of query heads. Backward reads q and k (exactly), v, the output and the log-sum-exp. With
     /// `dropout > 0` it takes the tape's next random counter.
     pub fn attention(&self, k: &Var, v: &Var, scale: f64, causal: bool, dropout: f64) -> Result<Var> {
         super::dropout::check_probability(dropout).map_err(|reason| self.invalid("attention", reason))?;
-        let stream = if dropout > 0.0 { self.tape().next_stream() } else { RandomStream { seed: 0, counter: 0 } };
-        let spec = AttentionSpec { scale, causal, window: None, dropout, stream };
-        self.apply(Attention { spec, mask: false }, &[k, v])
+        let spec = AttentionSpec { scale, causal, window: None, dropout, stream: NO_STREAM };
+        self.attend(spec, &[k, v])
     }
 
     /// PyTorch's `scaled_dot_product_attention` by tiled attention: q (`self`) `[.., heads, Tq, size]`, k `[.., heads, Tk,
@@ -290,19 +306,17 @@ impl Var {
                 Some(mask.reshape(&[&[samples], &full[cut..]].concat())?)
             }
         };
-        let stream =
-            if options.dropout > 0.0 { self.tape().next_stream() } else { RandomStream { seed: 0, counter: 0 } };
         let size = shapes[0][shapes[0].len() - 1];
         let spec = AttentionSpec {
             scale: options.scale.unwrap_or(1.0 / (size as f64).sqrt()),
             causal: options.causal,
             window: options.window,
             dropout: options.dropout,
-            stream,
+            stream: NO_STREAM,
         };
         let (q, k, v) = (four(self, 0)?, four(k, 1)?, four(v, 2)?);
         let others: SmallVec<[&Var; 3]> = [&k, &v].into_iter().chain(mask.as_ref()).collect();
-        let o = q.apply(Attention { spec, mask: mask.is_some() }, &others)?;
+        let o = q.attend(spec, &others)?;
         let (t, size) = (o.shape()[1], o.shape()[3]);
         o.transpose(1, 2)?.reshape(&[&out_lead[..], &[t, size]].concat())
     }

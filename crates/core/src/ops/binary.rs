@@ -27,6 +27,18 @@ impl Rule for BinaryOp {
         }
     }
 
+    fn formula(&self) -> &'static str {
+        match self.0 {
+            Binary::Add => "a + b",
+            Binary::Sub => "a - b",
+            Binary::Mul => "a b",
+            Binary::Div => "a / b",
+            Binary::Maximum => "max(a, b)",
+            Binary::Minimum => "min(a, b)",
+            Binary::Pow => "a^b",
+        }
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(2, inputs)?;
         let dtype = one_float_dtype(inputs)?;

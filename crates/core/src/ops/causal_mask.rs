@@ -14,6 +14,10 @@ impl Rule for CausalMask {
         "causal_mask"
     }
 
+    fn formula(&self) -> &'static str {
+        "y[i, j] = x[i, j] where j <= i + Tk - Tq, else -inf"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1, inputs)?;
         one_float_dtype(inputs)?;

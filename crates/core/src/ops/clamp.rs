@@ -29,6 +29,10 @@ impl Rule for ClampBetween {
         "clamp_between"
     }
 
+    fn formula(&self) -> &'static str {
+        "y = min(max(x, low), high), tensors as bounds"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1 + self.low as usize + self.high as usize, inputs)?;
         let dtype = one_float_dtype(inputs)?;

@@ -80,6 +80,10 @@ impl Rule for Conv2d {
         "conv2d"
     }
 
+    fn formula(&self) -> &'static str {
+        "y = w * x + bias (cross-correlation of windows)"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(2 + self.bias as usize, inputs)?;
         let dtype = one_float_dtype(inputs)?;

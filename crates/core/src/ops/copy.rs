@@ -11,6 +11,9 @@ impl Rule for Contiguous {
     fn name(&self) -> &'static str {
         "contiguous"
     }
+    fn formula(&self) -> &'static str {
+        "y = x, in row-major order"
+    }
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1, inputs)?;
         Ok(one(inputs[0].clone()))
@@ -44,6 +47,9 @@ pub struct Cast {
 impl Rule for Cast {
     fn name(&self) -> &'static str {
         "cast"
+    }
+    fn formula(&self) -> &'static str {
+        "y = x, as another dtype"
     }
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1, inputs)?;

@@ -81,6 +81,10 @@ impl Rule for CrossEntropy {
         "cross_entropy"
     }
 
+    fn formula(&self) -> &'static str {
+        "sum over c of w_c q_c (ln sum e^z - z_c), reduced"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(2 + self.weight as usize, inputs)?;
         let dtype = one_float_dtype(&inputs[..1])?;
@@ -224,6 +228,10 @@ pub struct NllLoss {
 impl Rule for NllLoss {
     fn name(&self) -> &'static str {
         "nll_loss"
+    }
+
+    fn formula(&self) -> &'static str {
+        "-w_t x_t at the target t, reduced"
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {

@@ -25,6 +25,10 @@ impl Rule for Dropout {
         "dropout"
     }
 
+    fn formula(&self) -> &'static str {
+        "y = m x / (1 - p), P(m = 0) = p"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1, inputs)?;
         one_float_dtype(inputs)?;
@@ -66,6 +70,6 @@ impl Var {
     /// Backward reads nothing.
     pub fn dropout(&self, p: f64) -> Result<Var> {
         check_probability(p).map_err(|reason| self.invalid("dropout", reason))?;
-        self.apply(Dropout { p, stream: self.tape().next_stream() }, &[])
+        self.apply_random(|stream| Dropout { p, stream }, &[])
     }
 }

@@ -17,6 +17,10 @@ impl Rule for Embedding {
         "embedding"
     }
 
+    fn formula(&self) -> &'static str {
+        "y[.., :] = table[ids[..], :]"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(2, inputs)?;
         let dtype = one_float_dtype(&inputs[..1])?;

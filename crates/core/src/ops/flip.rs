@@ -15,6 +15,10 @@ impl Rule for Flip {
         "flip"
     }
 
+    fn formula(&self) -> &'static str {
+        "y[i] = x[n - 1 - i]"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1, inputs)?;
         let rank = inputs[0].shape.len();

@@ -80,6 +80,10 @@ impl Rule for Gather {
         "gather"
     }
 
+    fn formula(&self) -> &'static str {
+        "y[.., i, ..] = x[.., index[.., i, ..], ..]"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(2, inputs)?;
         // An empty index asks for nothing, and goes with any input.
@@ -141,6 +145,10 @@ pub struct ScatterAdd {
 impl Rule for ScatterAdd {
     fn name(&self) -> &'static str {
         "scatter_add"
+    }
+
+    fn formula(&self) -> &'static str {
+        "y = x; y[.., index[.., i, ..], ..] += alpha source[.., i, ..]"
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {

@@ -30,6 +30,10 @@ impl Rule for Glu {
         "glu"
     }
 
+    fn formula(&self) -> &'static str {
+        "y = a sigmoid(b), a and b the halves of x"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1, inputs)?;
         let dtype = one_float_dtype(inputs)?;

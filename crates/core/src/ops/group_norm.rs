@@ -55,6 +55,10 @@ impl Rule for GroupNorm {
         "group_norm"
     }
 
+    fn formula(&self) -> &'static str {
+        "y = (x - mean) / sqrt(var + eps) weight + bias, by group of channels"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1 + self.weight as usize + self.bias as usize, inputs)?;
         let dtype = one_float_dtype(inputs)?;

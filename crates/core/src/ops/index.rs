@@ -45,6 +45,10 @@ impl Rule for Gathered {
         "index"
     }
 
+    fn formula(&self) -> &'static str {
+        "y[.., i, ..] = x[.., ids[i], ..], several index tensors together"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1 + self.dims.len(), inputs)?;
         let (x, indices) = (&inputs[0], &inputs[1..]);

@@ -22,6 +22,10 @@ impl Rule for Cat {
         "cat"
     }
 
+    fn formula(&self) -> &'static str {
+        "y = x_1, x_2, .. along a dimension"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         let first = inputs.iter().find(|i| i.shape[..] != [0]).unwrap_or(&inputs[0]);
         if self.dim >= first.shape.len() {

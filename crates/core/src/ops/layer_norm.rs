@@ -32,6 +32,10 @@ impl Rule for LayerNorm {
         "layer_norm"
     }
 
+    fn formula(&self) -> &'static str {
+        "y = (x - mean) / sqrt(var + eps) weight + bias, by row"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(self.bias_input() + self.bias as usize, inputs)?;
         let dtype = one_float_dtype(inputs)?;

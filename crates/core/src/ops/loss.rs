@@ -32,6 +32,18 @@ impl Rule for LossOp {
         }
     }
 
+    fn formula(&self) -> &'static str {
+        match self.f {
+            Loss::Squared => "(x - t)^2",
+            Loss::Absolute => "|x - t|",
+            Loss::SmoothL1(_) => "d^2 / (2 beta) where |d| < beta, else |d| - beta / 2; d = x - t",
+            Loss::Huber(_) => "d^2 / 2 where |d| <= delta, else delta (|d| - delta / 2); d = x - t",
+            Loss::KlDivergence => "t (ln t - x)",
+            Loss::KlDivergenceLog => "e^t (t - x)",
+            Loss::BinaryLogits => "max(x, 0) - x t + ln(1 + e^-|x|)",
+        }
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(2 + self.weight as usize, inputs)?;
         let dtype = one_float_dtype(inputs)?;

@@ -19,6 +19,10 @@ impl Rule for Matmul {
         "matmul"
     }
 
+    fn formula(&self) -> &'static str {
+        "y = a b, batches broadcast"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(2, inputs)?;
         let dtype = one_float_dtype(inputs)?;
@@ -140,6 +144,10 @@ impl Rule for AddMatmul {
         if self.batched { "baddbmm" } else { "addmm" }
     }
 
+    fn formula(&self) -> &'static str {
+        "y = beta c + alpha a b"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(3, inputs)?;
         one_float_dtype(inputs)?;
@@ -237,6 +245,10 @@ impl Linear {
 impl Rule for Linear {
     fn name(&self) -> &'static str {
         "linear"
+    }
+
+    fn formula(&self) -> &'static str {
+        "y = x W + bias, or x W^T + bias"
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {

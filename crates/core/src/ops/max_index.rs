@@ -27,6 +27,10 @@ impl Rule for MaxIndex {
         "max"
     }
 
+    fn formula(&self) -> &'static str {
+        "y = x[k], k the first index of the largest; and k"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1, inputs)?;
         let dtype = one_float_dtype(inputs)?;

@@ -133,6 +133,11 @@ pub trait Rule: Debug {
     /// The usual name, as users write it in patterns: `layer_norm`.
     fn name(&self) -> &'static str;
 
+    /// What it computes, in the words of the table in `docs/ops.md`. Every op of the registry says it.
+    fn formula(&self) -> &'static str {
+        ""
+    }
+
     /// Shapes and dtypes of the outputs, or why the inputs are wrong and what would be right. The only place that
     /// rejects inputs for their shapes or dtypes.
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String>;
@@ -465,11 +470,14 @@ macro_rules! registry {
                 }
             }
 
+            /// The samples of every op by the file that defines it, in the registry's order.
+            pub fn samples_by_file() -> Vec<(&'static str, Vec<Sample>)> {
+                vec![$((stringify!($module), <$module::$op as Rule>::samples())),*]
+            }
+
             /// The samples of every op, for tests that loop over the registry.
             pub fn all_samples() -> Vec<Sample> {
-                let mut all = Vec::new();
-                $(all.extend(<$module::$op as Rule>::samples());)*
-                all
+                Op::samples_by_file().into_iter().flat_map(|(_, samples)| samples).collect()
             }
         }
 

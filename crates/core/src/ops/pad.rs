@@ -17,6 +17,10 @@ impl Rule for Pad {
         "pad"
     }
 
+    fn formula(&self) -> &'static str {
+        "y = x with a constant around it"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1, inputs)?;
         let x = &inputs[0].shape;

@@ -79,6 +79,10 @@ impl Rule for MaxPool2d {
         "max_pool2d"
     }
 
+    fn formula(&self) -> &'static str {
+        "y = max of the window"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1, inputs)?;
         let dtype = one_float_dtype(inputs)?;
@@ -140,6 +144,10 @@ pub struct AvgPool2d {
 impl Rule for AvgPool2d {
     fn name(&self) -> &'static str {
         "avg_pool2d"
+    }
+
+    fn formula(&self) -> &'static str {
+        "y = sum of the window / count"
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {

@@ -83,6 +83,20 @@ impl Rule for ReduceOp {
         self.f.name()
     }
 
+    fn formula(&self) -> &'static str {
+        match self.f {
+            Reduction::Mean => "sum(x) / n",
+            Reduction::Of(Reduce::Sum) => "sum(x)",
+            Reduction::Of(Reduce::Max) => "max(x)",
+            Reduction::Of(Reduce::Min) => "min(x)",
+            Reduction::Of(Reduce::Prod) => "product of x",
+            Reduction::Of(Reduce::LogSumExp) => "ln sum(e^x)",
+            Reduction::Of(Reduce::Var { .. }) => "sum((x - mean)^2) / (n - correction)",
+            Reduction::Of(Reduce::Std { .. }) => "sqrt(var)",
+            Reduction::Of(Reduce::Norm { .. }) => "sum(|x|^ord)^(1 / ord)",
+        }
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1, inputs)?;
         let dtype = one_float_dtype(inputs)?;

@@ -27,6 +27,10 @@ impl Rule for Repeat {
         "repeat"
     }
 
+    fn formula(&self) -> &'static str {
+        "y = x, x, .. along each dimension"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1, inputs)?;
         let x = &inputs[0].shape;

@@ -23,6 +23,10 @@ impl Rule for RmsNorm {
         "rms_norm"
     }
 
+    fn formula(&self) -> &'static str {
+        "y = x / sqrt(mean(x^2) + eps) weight, by row"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1 + self.weight as usize, inputs)?;
         let dtype = one_float_dtype(inputs)?;

@@ -15,6 +15,10 @@ impl Rule for Roll {
         "roll"
     }
 
+    fn formula(&self) -> &'static str {
+        "y[i] = x[(i - shift) mod n]"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1, inputs)?;
         let x = &inputs[0].shape;

@@ -23,6 +23,14 @@ impl Rule for ScanOp {
         if self.f == Scan::Prod { "cumprod" } else { "cumsum" }
     }
 
+    fn formula(&self) -> &'static str {
+        match self.f {
+            Scan::Sum => "y_k = sum of x_i, i <= k",
+            Scan::SumToEnd => "y_k = sum of x_i, i >= k",
+            Scan::Prod => "y_k = product of x_i, i <= k",
+        }
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1, inputs)?;
         one_float_dtype(inputs)?;

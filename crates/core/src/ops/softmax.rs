@@ -18,6 +18,10 @@ impl Rule for Softmax {
         "softmax"
     }
 
+    fn formula(&self) -> &'static str {
+        "y_i = e^(x_i) / sum_j e^(x_j)"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1, inputs)?;
         one_float_dtype(inputs)?;
@@ -77,6 +81,10 @@ pub struct LogSoftmax;
 impl Rule for LogSoftmax {
     fn name(&self) -> &'static str {
         "log_softmax"
+    }
+
+    fn formula(&self) -> &'static str {
+        "y_i = x_i - ln sum_j e^(x_j)"
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {

@@ -24,6 +24,15 @@ impl Rule for TernaryOp {
         }
     }
 
+    fn formula(&self) -> &'static str {
+        match self.0 {
+            Ternary::Lerp => "a + c (b - a)",
+            Ternary::Addcmul(_) => "a + v b c",
+            Ternary::Addcdiv(_) => "a + v b / c",
+            Ternary::PowGradBase | Ternary::PowGradExponent => "a gradient of a^b, by a or by b",
+        }
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(3, inputs)?;
         if matches!(self.0, Ternary::PowGradBase | Ternary::PowGradExponent) {

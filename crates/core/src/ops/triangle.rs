@@ -24,6 +24,10 @@ impl Rule for Triangle {
         if self.upper { "triu" } else { "tril" }
     }
 
+    fn formula(&self) -> &'static str {
+        if self.upper { "x[i, j] where j - i >= diagonal, else 0" } else { "x[i, j] where j - i <= diagonal, else 0" }
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1, inputs)?;
         one_float_dtype(inputs)?;

@@ -43,6 +43,39 @@ impl Rule for UnaryOp {
         }
     }
 
+    fn formula(&self) -> &'static str {
+        match self.0 {
+            Unary::Neg => "-x",
+            Unary::Scale(_) => "c x",
+            Unary::Shift(_) => "x + c",
+            Unary::Exp => "e^x",
+            Unary::Log => "ln x",
+            Unary::Sqrt => "sqrt(x)",
+            Unary::Rsqrt => "1 / sqrt(x)",
+            Unary::Reciprocal => "1 / x",
+            Unary::Square => "x^2",
+            Unary::Abs => "|x|",
+            Unary::Tanh => "tanh(x)",
+            Unary::Sigmoid => "1 / (1 + e^-x)",
+            Unary::Relu => "max(x, 0)",
+            Unary::Silu => "x sigmoid(x)",
+            Unary::Gelu => "x Phi(x)",
+            Unary::GeluTanh => "0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))",
+            Unary::Sin => "sin(x)",
+            Unary::Cos => "cos(x)",
+            Unary::Log1p => "ln(1 + x)",
+            Unary::Expm1 => "e^x - 1",
+            Unary::Erf => "erf(x)",
+            Unary::Softplus { .. } => "ln(1 + e^(beta x)) / beta, x past the threshold",
+            Unary::LogSigmoid => "-ln(1 + e^-x)",
+            Unary::LeakyRelu(_) => "x where x > 0, else slope x",
+            Unary::Elu(_) => "x where x > 0, else alpha (e^x - 1)",
+            Unary::Clamp { .. } => "min(max(x, low), high)",
+            Unary::Pow(_) => "x^c",
+            Unary::PowBase(_) => "base^x",
+        }
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1, inputs)?;
         one_float_dtype(inputs)?;

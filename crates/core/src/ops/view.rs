@@ -43,6 +43,9 @@ impl Rule for Reshape {
     fn name(&self) -> &'static str {
         "reshape"
     }
+    fn formula(&self) -> &'static str {
+        "y = x with another shape (a view)"
+    }
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         viewed(inputs, |l| Ok(l.reshape(&self.shape)?.expect("a contiguous layout always reshapes")))
     }
@@ -84,6 +87,9 @@ impl Rule for Permute {
     fn name(&self) -> &'static str {
         "permute"
     }
+    fn formula(&self) -> &'static str {
+        "y = x with its dimensions in another order (a view)"
+    }
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         viewed(inputs, |l| l.permute(&self.order))
     }
@@ -123,6 +129,9 @@ pub struct Expand {
 impl Rule for Expand {
     fn name(&self) -> &'static str {
         "expand"
+    }
+    fn formula(&self) -> &'static str {
+        "y = x repeated along dimensions of size 1 (a view)"
     }
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         viewed(inputs, |l| l.expand(&self.shape))
@@ -173,6 +182,9 @@ impl Narrow {
 impl Rule for Narrow {
     fn name(&self) -> &'static str {
         "narrow"
+    }
+    fn formula(&self) -> &'static str {
+        "y[i] = x[start + i step] (a view)"
     }
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         viewed(inputs, |l| l.slice(self.dim, self.start, self.len, self.step))
@@ -225,6 +237,9 @@ impl Split {
 impl Rule for Split {
     fn name(&self) -> &'static str {
         "split"
+    }
+    fn formula(&self) -> &'static str {
+        "y_1, y_2, .. = x cut along a dimension (views)"
     }
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1, inputs)?;

@@ -13,6 +13,10 @@ impl Rule for Where {
         "where"
     }
 
+    fn formula(&self) -> &'static str {
+        "y = a where cond, else b"
+    }
+
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(3, inputs)?;
         if inputs[0].dtype != DType::Bool {

@@ -162,6 +162,7 @@ pub(crate) struct NewNode<'a> {
     pub op: Option<Rc<Op>>,
     pub inputs: SmallVec<[ValueKey; 3]>,
     pub outputs: SmallVec<[NewValue; 3]>,
+    pub saves: Saves,
     pub is_view: bool,
     pub flops: u64,
     pub traffic: u64,
@@ -195,12 +196,9 @@ pub(crate) struct Graph {
     pub next_value: u64,
     pub next_segment: u32,
     pub next_scope: u64,
-    pub random_counter: u64,
     /// The latest pass began here: marks of values recorded before are fixed.
     pub marked_before: u64,
     pub consumed: bool,
-    /// How many `no_grad` are open.
-    pub paused: u32,
     /// An error of a settling in `Drop`, returned by the next call.
     pub parked: Option<Error>,
     pub parameters: HashMap<ParameterId, ValueKey>,
@@ -225,10 +223,8 @@ impl Graph {
             next_value: 0,
             next_segment: 0,
             next_scope: 0,
-            random_counter: 0,
             marked_before: 0,
             consumed: false,
-            paused: 0,
             parked: None,
             parameters: HashMap::new(),
             audited_behind_int8: HashSet::new(),
@@ -247,11 +243,16 @@ impl Graph {
     }
 
     /// Fails where the tape can't be used any more, and with a parked error.
-    pub fn check(&mut self, what: &'static str) -> Result<()> {
+    pub fn check(&mut self, what: &'static str, on: Option<ValueKey>) -> Result<()> {
         if let Some(error) = self.parked.take() {
             return Err(error);
         }
-        if self.consumed { Err(Error::TapeConsumed { what }) } else { Ok(()) }
+        if !self.consumed {
+            return Ok(());
+        }
+        let path = on.and_then(|v| Some(self.values.get(v)?.path.to_string()));
+        let path = path.unwrap_or_else(|| self.scopes.last().map_or_else(String::new, |scope| scope.path_of(what)));
+        Err(Error::TapeConsumed { what, path })
     }
 
     /// Leaves an error for the next call. Of several the first stays: it is nearest to the cause.
@@ -329,10 +330,6 @@ impl Graph {
         self.next_sequence += 1;
         let needs: SmallVec<[bool; 3]> = new.inputs.iter().map(|&v| self.values[v].requires_grad).collect();
         let requires_grad = new.requires_grad;
-        let saves = match &new.op {
-            Some(op) if requires_grad => op.rule().saves(&needs),
-            _ => Saves::new(),
-        };
         let level = self.scopes.len() - 1;
         let segment = self.scopes[level].segment;
         let name = self.scopes[level].unique_name(new.name);
@@ -344,7 +341,7 @@ impl Graph {
             op: new.op,
             inputs: new.inputs,
             outputs: SmallVec::new(),
-            saves,
+            saves: new.saves,
             needs,
             sequence,
             segment,
@@ -442,8 +439,8 @@ impl Graph {
         parameter: Option<ParameterId>,
     ) -> SmallVec<[ValueKey; 3]> {
         let outputs = smallvec![NewValue { tensor, exact: true, visible: true }];
-        let (op, inputs, is_view, flops, traffic) = (None, smallvec![], false, 0, 0);
-        self.insert(NewNode { op, inputs, outputs, is_view, flops, traffic, requires_grad, parameter, name }).0
+        let (op, inputs, saves, is_view, flops, traffic) = (None, smallvec![], Saves::new(), false, 0, 0);
+        self.insert(NewNode { op, inputs, outputs, saves, is_view, flops, traffic, requires_grad, parameter, name }).0
     }
 
     /// Counts a node's forward time under the path of its first output.

@@ -14,9 +14,10 @@ mod var;
 use crate::device::same_device;
 use crate::kernel::RandomStream;
 use crate::layout::Shape;
-use crate::ops::{Exec, Op, Outputs, Spec};
+use crate::ops::{Exec, Op, Outputs, Saves, Spec};
 use crate::{DType, Device, Error, Kernel, Kind, Mark, Moment, Phase, Policy, Result, Tensor};
 use graph::{Disposition, Graph, MarkSource, NewNode, NewValue, PendingQuantize, Quantized, ValueKey};
+pub use pass::GradOptions;
 pub use scope::{Scope, checkpoint};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell, RefMut};
@@ -118,15 +119,28 @@ pub struct Stats {
 
 struct Shared {
     identity: Arc<()>,
+    device: Device,
+    seed: u64,
     graph: RefCell<Graph>,
+    /// Handles that came while the graph was borrowed.
+    cloned: RefCell<Vec<ValueKey>>,
     /// Handles that went while the graph was borrowed.
     dropped: RefCell<Vec<ValueKey>>,
+    /// A call that could not be answered while the graph was borrowed, nor return an error.
+    reentered: Cell<Option<&'static str>>,
+    /// How many streams random ops have taken.
+    random_counter: Cell<u64>,
+    /// How many `no_grad` are open.
+    paused: Cell<u32>,
     kernel_nanos: Cell<u64>,
 }
 
 /// Records ops; see the crate's docs. A cheap handle: clones are the same tape. Not `Send`: a thread has its own tape.
 ///
-/// Kernels run outside any borrow of the tape, and no state is shared between tapes.
+/// Kernels and rules run outside any borrow of the tape, and no state is shared between tapes. A *policy* runs inside: one
+/// that uses its own tape gets [`Error::Reentrant`] from calls that return a `Result`; the others (sizes, paths, counts,
+/// [`scope`](Tape::scope)) answer as for nothing, an empty shape or 0, and the error is what the next call of the tape
+/// returns. Handles may be cloned and dropped there.
 #[derive(Clone)]
 pub struct Tape(Rc<Shared>);
 
@@ -149,25 +163,50 @@ impl Tape {
     pub fn with(device: &Device, options: TapeOptions) -> Tape {
         Tape(Rc::new(Shared {
             identity: Arc::default(),
+            device: device.clone(),
+            seed: options.seed,
             graph: RefCell::new(Graph::new(device, options)),
-            dropped: RefCell::new(Vec::new()),
+            cloned: RefCell::default(),
+            dropped: RefCell::default(),
+            reentered: Cell::default(),
+            random_counter: Cell::new(0),
+            paused: Cell::new(0),
             kernel_nanos: Cell::new(0),
         }))
     }
 
-    /// The graph, with handles that went meanwhile released first.
-    pub(crate) fn graph(&self) -> RefMut<'_, Graph> {
-        while self.0.graph.try_borrow_mut().is_ok() {
+    /// The graph, where nothing can have borrowed it.
+    fn graph(&self) -> RefMut<'_, Graph> {
+        self.try_graph("tape").expect("the tape calls policies only inside calls that have its graph")
+    }
+
+    /// The graph, with what was done to handles meanwhile done first.
+    fn try_graph(&self, what: &'static str) -> Result<RefMut<'_, Graph>> {
+        while let Ok(mut graph) = self.0.graph.try_borrow_mut() {
+            self.0.cloned.borrow_mut().drain(..).for_each(|value| graph.retain_handle(value));
+            if let Some(what) = self.0.reentered.take() {
+                graph.park(Error::Reentrant { what });
+            }
             let next = self.0.dropped.borrow_mut().pop();
-            let Some(value) = next else { break };
+            let Some(value) = next else { return Ok(graph) };
+            drop(graph);
             self.release(value);
         }
-        self.0.graph.borrow_mut()
+        Err(Error::Reentrant { what })
+    }
+
+    /// The graph for a call that can't fail: where a policy makes it, it has no answer, and the next call fails.
+    fn graph_or_park(&self, what: &'static str) -> Option<RefMut<'_, Graph>> {
+        let graph = self.try_graph(what).ok();
+        if graph.is_none() {
+            self.0.reentered.set(Some(what));
+        }
+        graph
     }
 
     /// The device.
     pub fn device(&self) -> Device {
-        self.graph().device.clone()
+        self.0.device.clone()
     }
 
     /// A leaf with a gradient.
@@ -182,8 +221,8 @@ impl Tape {
 
     /// The leaf of a parameter: one per id, however often it is asked for, so that the gradients of all its uses add up.
     pub fn parameter(&self, id: ParameterId, tensor: &Tensor, requires_grad: bool) -> Result<Var> {
-        let mut graph = self.graph();
-        graph.check("parameter")?;
+        let mut graph = self.try_graph("parameter")?;
+        graph.check("parameter", None)?;
         same_device("parameter", tensor.device(), &graph.device)?;
         if let Some(&key) = graph.parameters.get(&id)
             && graph.reopen_leaf(key, tensor, requires_grad)
@@ -196,8 +235,8 @@ impl Tape {
     }
 
     fn add_leaf(&self, tensor: &Tensor, requires_grad: bool, parameter: Option<ParameterId>) -> Result<Var> {
-        let mut graph = self.graph();
-        graph.check("leaf")?;
+        let mut graph = self.try_graph("leaf")?;
+        graph.check("leaf", None)?;
         same_device("leaf", tensor.device(), &graph.device)?;
         if requires_grad && !tensor.dtype().is_float() {
             return Err(Error::NoGradient {
@@ -225,44 +264,49 @@ impl Tape {
         struct Pause<'a>(&'a Tape);
         impl Drop for Pause<'_> {
             fn drop(&mut self) {
-                let mut graph = self.0.graph();
-                graph.paused -= 1;
-                graph.tell(|_| Event::Resume);
+                self.0.0.paused.update(|open| open - 1);
+                self.0.tell(|_| Event::Resume);
             }
         }
-        let mut graph = self.graph();
-        graph.paused += 1;
-        graph.tell(|_| Event::Pause);
-        drop(graph);
+        self.0.paused.update(|open| open + 1);
+        self.tell(|_| Event::Pause);
         let _pause = Pause(self);
         f()
     }
 
-    /// The next stream of random numbers: each random op takes one and keeps it, so that its replay is exact.
+    /// Notes an event, where the tape is being traced.
+    fn tell(&self, event: impl FnOnce(&Graph) -> Event) {
+        if let Ok(mut graph) = self.try_graph("trace") {
+            graph.tell(event);
+        }
+    }
+
+    /// The next stream of random numbers: each random op takes one and keeps it, so that its replay is exact. An op that
+    /// fails gives back the one it has taken, see [`apply_random`](Var::apply_random).
     pub fn next_stream(&self) -> RandomStream {
-        let mut graph = self.graph();
-        graph.random_counter += 1;
-        RandomStream { seed: graph.options.seed, counter: graph.random_counter - 1 }
+        let counter = self.0.random_counter.get();
+        self.0.random_counter.set(counter + 1);
+        RandomStream { seed: self.0.seed, counter }
     }
 
     /// How many streams random ops have taken.
     pub fn random_counter(&self) -> u64 {
-        self.graph().random_counter
+        self.0.random_counter.get()
     }
 
     /// Living nodes, leaves included.
     pub fn node_count(&self) -> usize {
-        self.graph().nodes.len()
+        self.graph_or_park("node_count").map_or(0, |graph| graph.nodes.len())
     }
 
     /// Bytes that the tape stores for backward right now (leaves, which the user owns, apart).
     pub fn saved_bytes(&self) -> u64 {
-        self.graph().saved_bytes()
+        self.graph_or_park("saved_bytes").map_or(0, |graph| graph.saved_bytes())
     }
 
     /// Counters and clocks.
     pub fn stats(&self) -> Stats {
-        let mut stats = self.graph().stats.clone();
+        let mut stats = self.graph_or_park("stats").map_or_else(Stats::default, |graph| graph.stats.clone());
         stats.kernel_nanos = self.0.kernel_nanos.get();
         stats
     }
@@ -275,8 +319,8 @@ impl Tape {
     fn record(&self, op: Rc<Op>, inputs: &[&Var]) -> Result<SmallVec<[Var; 1]>> {
         let rule = op.rule();
         let name = rule.name();
-        let mut graph = self.graph();
-        graph.check(name)?;
+        let mut graph = self.try_graph(name)?;
+        graph.check(name, None)?;
         for v in inputs {
             if !Rc::ptr_eq(&v.tape.0, &self.0) {
                 return Err(Error::OtherTape { what: name, path: v.path() });
@@ -301,11 +345,16 @@ impl Tape {
             Error::InvalidValue { reason, .. } | Error::InvalidTensor { reason, .. } => invalid(reason),
             other => other,
         };
+        let sequence = graph.next_sequence;
+        // Rules run outside the borrow: they may be a user's.
+        drop(graph);
         let promised = rule.infer(&specs).map_err(invalid)?;
-        let paused = graph.paused > 0;
+        let paused = self.0.paused.get() > 0;
         let requires_grad = !paused && needs.contains(&true) && promised.iter().any(|o| o.spec.dtype.is_float());
-        if requires_grad {
-            for save in rule.saves(&needs).iter().filter(|s| s.exact) {
+        let saves = if requires_grad { rule.saves(&needs) } else { Saves::new() };
+        if saves.iter().any(|s| s.exact) {
+            let graph = self.graph();
+            for save in saves.iter().filter(|s| s.exact) {
                 if let crate::ops::Slot::In(i) = save.slot {
                     let root = &graph.values[graph.root(inputs[i].key)];
                     let by_user = matches!(root.mark, Some(Mark::Int8(_))) && root.source == MarkSource::Value;
@@ -322,8 +371,7 @@ impl Tape {
                 }
             }
         }
-        device.meter().set_moment(Moment { phase: Phase::Forward, node: graph.next_sequence });
-        drop(graph);
+        device.meter().set_moment(Moment { phase: Phase::Forward, node: sequence });
 
         let before = self.0.kernel_nanos.get();
         let (outputs, is_view) = match rule.view(&tensors[0]) {
@@ -340,6 +388,7 @@ impl Tape {
         let cost = rule.cost(&specs, &promised);
 
         let mut graph = self.graph();
+        graph.check(name, None)?; // the rule may have ended the tape
         graph.stats.forward_flops = graph.stats.forward_flops.saturating_add(cost.flops);
         let visible: SmallVec<[bool; 1]> = promised.iter().map(|o| !o.statistic).collect();
         let outputs: SmallVec<[NewValue; 3]> = outputs
@@ -360,6 +409,7 @@ impl Tape {
             op: Some(op.clone()),
             inputs: inputs.iter().map(|v| v.key).collect(),
             outputs,
+            saves,
             is_view,
             flops: cost.flops,
             traffic: cost.traffic,

@@ -55,6 +55,15 @@ pub(super) struct Pass<'a> {
     pub(super) visiting: Moment,
 }
 
+/// How [`grad_with`](Tape::grad_with) takes gradients.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GradOptions {
+    /// Keep the tape for further passes and recording, as [`backward_retain`](Tape::backward_retain) does.
+    pub retain_graph: bool,
+    /// Record the gradients, so that they have gradients of their own. Not supported yet: [`Error::SecondOrder`].
+    pub create_graph: bool,
+}
+
 impl Tape {
     /// Gradients of a scalar loss by every leaf that has one. Consumes the tape: what it stores is freed as the loop
     /// passes, and later use is [`Error::TapeConsumed`].
@@ -69,6 +78,10 @@ impl Tape {
     }
 
     fn backward_from_scalar(&self, loss: &Var, retain: bool, wanted: Option<&[ValueKey]>) -> Result<Gradients> {
+        if !std::rc::Rc::ptr_eq(&loss.tape.0, &self.0) {
+            return Err(Error::OtherTape { what: "backward", path: loss.path() });
+        }
+        self.try_graph("backward")?.check("backward", Some(loss.key))?;
         let tensor = loss.tensor()?;
         if tensor.len() != 1 {
             let reason =
@@ -87,13 +100,31 @@ impl Tape {
     /// # Errors
     /// [`Error::NoGradient`] for a value that the loss doesn't depend on.
     pub fn grad(&self, loss: &Var, of: &[&Var]) -> Result<Vec<Tensor>> {
-        for v in of {
+        self.grad_with(loss, of, GradOptions::default())
+    }
+
+    /// As [`grad`](Tape::grad), with options.
+    ///
+    /// # Errors
+    /// [`Error::SecondOrder`] where the gradients shall have gradients: backward passes aren't recorded. The tape stays as it
+    /// was. What may do instead: the first derivative written with ops, and differentiated; or differences of two `grad`s.
+    pub fn grad_with(&self, loss: &Var, of: &[&Var], options: GradOptions) -> Result<Vec<Tensor>> {
+        drop(self.try_graph("grad")?);
+        for v in [&loss].into_iter().chain(of) {
             if !std::rc::Rc::ptr_eq(&v.tape.0, &self.0) {
                 return Err(Error::OtherTape { what: "grad", path: v.path() });
             }
         }
+        if options.create_graph {
+            let graph = self.try_graph("grad")?;
+            let value = &graph.values[loss.key];
+            return Err(Error::SecondOrder { path: value.path.to_string(), op: graph.nodes[value.node].op_name() });
+        }
         let wanted: Vec<ValueKey> = of.iter().map(|v| v.key).collect();
-        let gradients = self.backward_from_scalar(loss, false, Some(&wanted))?;
+        if let Some(v) = of.iter().find(|v| !v.requires_grad()) {
+            return Err(no_gradient(v, v.why_no_gradient()));
+        }
+        let gradients = self.backward_from_scalar(loss, options.retain_graph, Some(&wanted))?;
         let missing = |v: &Var| no_gradient(v, "the loss doesn't depend on it");
         of.iter().map(|v| gradients.of(v).cloned().ok_or_else(|| missing(v))).collect()
     }
@@ -111,9 +142,11 @@ impl Tape {
         retain: bool,
         wanted: Option<&[ValueKey]>,
     ) -> Result<Gradients> {
+        // Another tape's key may name a value of this one.
+        let ours = seeds.iter().all(|(v, _)| std::rc::Rc::ptr_eq(&v.tape.0, &self.0));
         {
-            let mut graph = self.graph();
-            graph.check("backward")?;
+            let mut graph = self.try_graph("backward")?;
+            graph.check("backward", seeds.first().map(|(v, _)| v.key).filter(|_| ours))?;
             graph.check_rules()?;
         }
         for (v, g) in &seeds {
@@ -121,8 +154,7 @@ impl Tape {
                 return Err(Error::OtherTape { what: "backward", path: v.path() });
             }
             if !v.requires_grad() {
-                let reason = "it depends on no leaf that requires a gradient; make one with `leaf` or `parameter`";
-                return Err(no_gradient(v, reason));
+                return Err(no_gradient(v, v.why_no_gradient()));
             }
             same_device("backward_from", g.device(), &self.device())?;
             if Spec::of(g) != Spec::of(&v.tensor()?) {
@@ -145,6 +177,33 @@ impl Tape {
             graph.values.values_mut().for_each(|v| v.stored = Stored::Freed);
         }
         result
+    }
+}
+
+impl Var {
+    /// Why a value that requires no gradient doesn't, and what to do instead.
+    fn why_no_gradient(&self) -> String {
+        let graph = self.tape.graph();
+        let value = &graph.values[self.key];
+        if !value.spec.dtype.is_float() {
+            let dtype = value.spec.dtype;
+            return format!("{dtype} values have no gradient; start from a float, before what made it an {dtype}");
+        }
+        // An op that has no gradient may lie between it and a leaf that requires one.
+        let mut seen = std::collections::HashSet::new();
+        let mut worklist = vec![value.node];
+        while let Some(key) = worklist.pop() {
+            let node = &graph.nodes[key];
+            if node.inputs.iter().any(|&i| graph.values[i].requires_grad) {
+                let (op, path) = (node.op_name(), &graph.values[node.outputs[0]].path);
+                return format!(
+                    "it depends on its leaves only through `{path}` ({op}), which has no gradient; take that value as a \
+                     constant, or use an op that has one"
+                );
+            }
+            worklist.extend(node.inputs.iter().map(|&i| graph.values[i].node).filter(|&n| seen.insert(n)));
+        }
+        "it depends on no leaf that requires a gradient; make one with `leaf` or `parameter`".into()
     }
 }
 

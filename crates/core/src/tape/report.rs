@@ -14,8 +14,8 @@ impl Tape {
     /// # Errors
     /// [`Error::RuleMatchedNothing`] for a user's rule that decided for no value so far.
     pub fn ledger(&self) -> Result<Ledger> {
-        let mut graph = self.graph();
-        graph.check("ledger")?;
+        let mut graph = self.try_graph("ledger")?;
+        graph.check("ledger", None)?;
         graph.check_rules()?;
         let mut ledger = Ledger { values: graph.ledger_entries(), rules: graph.rule_report(), lint: Vec::new() };
         ledger.lint = graph.lint(&ledger);

@@ -74,7 +74,10 @@ pub struct Scope {
 
 impl Scope {
     pub(super) fn open(tape: &Tape, name: &str) -> Scope {
-        let mut graph = tape.graph();
+        let Some(mut graph) = tape.graph_or_park("scope") else {
+            // A scope that is no more open than one that has closed with the one around it.
+            return Scope { tape: tape.clone(), depth: usize::MAX, id: 0, path: name.to_owned() };
+        };
         let parent = graph.scopes.last().expect("the top scope never closes");
         let path = parent.path_of(name);
         let segment = parent.segment;
@@ -94,7 +97,7 @@ impl Scope {
 
     /// Changes the open scope; where it has closed with one around it, that is an error, parked.
     fn change(&self, what: &'static str, event: Event, change: impl FnOnce(&mut ScopeFrame, &mut u32)) {
-        let mut graph = self.tape.graph();
+        let Some(mut graph) = self.tape.graph_or_park("scope") else { return };
         let graph = &mut *graph;
         match graph.scopes.get_mut(self.depth).filter(|s| s.id == self.id) {
             Some(frame) => {
@@ -133,7 +136,8 @@ impl ScopeFrame {
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        let mut graph = self.tape.graph();
+        // A policy that holds and drops one leaves it open, until the scope around it closes.
+        let Some(mut graph) = self.tape.graph_or_park("scope") else { return };
         // It may have closed with a scope around it; another may be open at its depth.
         if graph.scopes.get(self.depth).is_none_or(|s| s.id != self.id) {
             return;

@@ -164,7 +164,7 @@ impl Trace {
             return Err(Error::NoGradient { path, op, reason }.into());
         }
         let mut graph = tape.graph();
-        graph.check("Trace::record")?;
+        graph.check("Trace::record", None)?;
         let mut trace = Trace {
             device: device.clone(),
             policy,
@@ -355,8 +355,8 @@ impl Trace {
                 }
                 Event::Release(id) => drop(handles.get_mut(*id as usize).and_then(Option::take)),
                 Event::Mark(id, mark) => held(&handles, *id)?.set_mark(*mark)?,
-                Event::Pause => tape.graph().paused += 1,
-                Event::Resume => tape.graph().paused -= 1,
+                Event::Pause => tape.0.paused.update(|open| open + 1),
+                Event::Resume => tape.0.paused.update(|open| open - 1),
             }
         }
         held(&handles, self.loss)

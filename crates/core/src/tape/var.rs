@@ -1,8 +1,9 @@
 //! Values as users hold them, and the gradients that a pass gives them.
 
-use super::graph::{MarkSource, Stored, ValueKey};
+use super::graph::{MarkSource, Stored, Value, ValueKey};
 use super::trace::{Event, LeafSource};
 use super::{EMPTY_GROUP, ParameterId, Tape};
+use crate::kernel::RandomStream;
 use crate::layout::Shape;
 use crate::mark::Int8Spec;
 use crate::ops::Op;
@@ -22,7 +23,10 @@ pub struct Var {
 
 impl Clone for Var {
     fn clone(&self) -> Var {
-        self.tape.graph().retain_handle(self.key);
+        match self.tape.try_graph("clone") {
+            Ok(mut graph) => graph.retain_handle(self.key),
+            Err(_) => self.tape.0.cloned.borrow_mut().push(self.key),
+        }
         Var { tape: self.tape.clone(), key: self.key }
     }
 }
@@ -35,7 +39,13 @@ impl Drop for Var {
 
 impl fmt::Debug for Var {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Var(`{}`, {}{:?})", self.path(), self.dtype(), self.shape())
+        match self.tape.try_graph("debug") {
+            Ok(graph) => {
+                let value = &graph.values[self.key];
+                write!(f, "Var(`{}`, {}{:?})", value.path, value.spec.dtype, value.spec.shape)
+            }
+            Err(_) => write!(f, "Var(in use)"),
+        }
     }
 }
 
@@ -46,23 +56,28 @@ impl Var {
     }
     /// Sizes of the dimensions.
     pub fn shape(&self) -> Shape {
-        self.tape.graph().values[self.key].spec.shape.clone()
+        self.of_value("shape", |v| v.spec.shape.clone()).unwrap_or_default()
     }
     /// The elements' type.
     pub fn dtype(&self) -> DType {
-        self.tape.graph().values[self.key].spec.dtype
+        self.of_value("dtype", |v| v.spec.dtype).unwrap_or(DType::F32)
     }
     /// Scopes and name, `blocks.3.attn.softmax`.
     pub fn path(&self) -> String {
-        self.tape.graph().values[self.key].path.to_string()
+        self.of_value("path", |v| v.path.to_string()).unwrap_or_default()
     }
     /// Whether backward reaches it.
     pub fn requires_grad(&self) -> bool {
-        self.tape.graph().values[self.key].requires_grad
+        self.of_value("requires_grad", |v| v.requires_grad).unwrap_or(false)
+    }
+    /// A fact of the value; none where the tape's policy asks, see [`Tape`].
+    fn of_value<T>(&self, what: &'static str, fact: impl FnOnce(&Value) -> T) -> Option<T> {
+        self.tape.graph_or_park(what).map(|graph| fact(&graph.values[self.key]))
     }
     /// The tensor: always the exact one, whatever the mark.
     pub fn tensor(&self) -> Result<Tensor> {
-        Ok(self.tape.graph().values[self.key].live.clone().expect("a value with a handle has its tensor"))
+        let graph = self.tape.try_graph("tensor")?;
+        Ok(graph.values[self.key].live.clone().expect("a value with a handle has its tensor"))
     }
     /// The number in a tensor of one element.
     pub fn item(&self) -> Result<f64> {
@@ -104,8 +119,8 @@ impl Var {
     /// recompute finds an input gone. [`Error::MarkNotAllowed`] on leaves, integers, statistics (kept exactly), and for
     /// int8 where a reader needs the exact value.
     pub fn set_mark(&self, mark: Mark) -> Result<()> {
-        let mut graph = self.tape.graph();
-        graph.check("mark")?;
+        let mut graph = self.tape.try_graph("mark")?;
+        graph.check("mark", Some(self.key))?;
         let root = graph.root(self.key);
         let v = &graph.values[root];
         let op = graph.nodes[v.node].op_name();
@@ -166,9 +181,25 @@ impl Var {
         Ok(self.tape.record(Rc::new(op.into()), &inputs)?.into_vec())
     }
 
+    /// As [`apply`](Var::apply) for an op that draws random numbers: it gets the tape's next stream, which counts as taken
+    /// only where the op is recorded, so that one that fails doesn't change what the next draws.
+    pub fn apply_random<O: Into<Op>>(&self, op: impl FnOnce(RandomStream) -> O, others: &[&Var]) -> Result<Var> {
+        let stream = self.tape.next_stream();
+        let result = self.apply(op(stream), others);
+        let counter = &self.tape.0.random_counter;
+        // A user's rule may have run another one meanwhile.
+        if result.is_err() && counter.get() == stream.counter + 1 {
+            counter.set(stream.counter);
+        }
+        result
+    }
+
     /// An [`Error::InvalidInput`] about a call on this value.
     pub(crate) fn invalid(&self, op: &'static str, reason: impl Into<String>) -> Error {
-        let graph = self.tape.graph();
+        let graph = match self.tape.try_graph(op) {
+            Ok(graph) => graph,
+            Err(error) => return error,
+        };
         Error::InvalidInput {
             op,
             path: graph.scopes.last().expect("the top scope never closes").path_of(op),
@@ -178,7 +209,9 @@ impl Var {
     }
 }
 
-/// The gradients of one backward pass.
+/// The gradients of one backward pass: tensors, not values of a tape. One that is put on a tape with `leaf` starts there,
+/// without the history that made it; a gradient of a gradient is [`Error::SecondOrder`], see
+/// [`grad_with`](Tape::grad_with).
 #[derive(Debug, Default)]
 pub struct Gradients {
     /// The tape's; another tape numbers its values alike.
