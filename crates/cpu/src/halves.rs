@@ -27,24 +27,31 @@ impl Half {
     }
 }
 
-/// What spans may hold.
+/// What spans may hold. Blocks go in and out by value: if one's address got out, LLVM would no longer know that writing to
+/// it changes nothing else, and would not vectorise the loops around.
 pub(crate) trait Cell: Copy + Default {
     /// True for f32 alone, whose elements may lie as 16 bits.
     const WIDENS: bool = false;
 
-    /// Widens elements `stride` apart.
+    /// `count` elements `stride` apart, widened; `fill` behind them.
     ///
     /// # Safety
-    /// As many elements as `into` has must be readable there.
-    unsafe fn read(_from: *const u16, _half: Half, _stride: usize, _into: &mut [Self]) {
+    /// The elements must be readable there, and `count` at most `N`.
+    unsafe fn read<const N: usize>(
+        _from: *const u16,
+        _half: Half,
+        _stride: usize,
+        _count: usize,
+        _fill: Self,
+    ) -> [Self; N] {
         unreachable!("only f32 widens")
     }
 
-    /// Rounds elements to places `stride` apart.
+    /// Rounds the first `count` elements to places `stride` apart.
     ///
     /// # Safety
-    /// As many elements as `from` has must be writable there.
-    unsafe fn write(_to: *mut u16, _half: Half, _stride: usize, _from: &[Self]) {
+    /// The places must be writable, and `count` at most `N`.
+    unsafe fn write<const N: usize>(_to: *mut u16, _half: Half, _stride: usize, _count: usize, _block: [Self; N]) {
         unreachable!("only f32 widens")
     }
 }
@@ -58,22 +65,24 @@ impl Cell for f32 {
     const WIDENS: bool = true;
 
     #[inline(never)]
-    unsafe fn read(from: *const u16, half: Half, stride: usize, into: &mut [f32]) {
-        // SAFETY: index i is below into.len(), so the caller vouches for it.
+    unsafe fn read<const N: usize>(from: *const u16, half: Half, stride: usize, count: usize, fill: f32) -> [f32; N] {
+        // SAFETY: index i is below `count`, so the caller vouches for it.
         let bits = |i: usize| unsafe { *from.add(i * stride) };
+        let mut block = [fill; N];
         match half {
-            Half::BF16 => (0..into.len()).for_each(|i| into[i] = bf16::from_bits(bits(i)).to_f32()),
-            Half::F16 => (0..into.len()).for_each(|i| into[i] = f16::from_bits(bits(i)).to_f32()),
+            Half::BF16 => (0..count).for_each(|i| block[i] = bf16::from_bits(bits(i)).to_f32()),
+            Half::F16 => (0..count).for_each(|i| block[i] = f16::from_bits(bits(i)).to_f32()),
         }
+        block
     }
 
     #[inline(never)]
-    unsafe fn write(to: *mut u16, half: Half, stride: usize, from: &[f32]) {
-        // SAFETY: index i is below from.len(), so the caller vouches for it.
+    unsafe fn write<const N: usize>(to: *mut u16, half: Half, stride: usize, count: usize, block: [f32; N]) {
+        // SAFETY: index i is below `count`, so the caller vouches for it.
         let put = |i: usize, bits: u16| unsafe { *to.add(i * stride) = bits };
         match half {
-            Half::BF16 => (0..from.len()).for_each(|i| put(i, bf16::from_f32(from[i]).to_bits())),
-            Half::F16 => (0..from.len()).for_each(|i| put(i, f16::from_f32(from[i]).to_bits())),
+            Half::BF16 => (0..count).for_each(|i| put(i, bf16::from_f32(block[i]).to_bits())),
+            Half::F16 => (0..count).for_each(|i| put(i, f16::from_f32(block[i]).to_bits())),
         }
     }
 }

@@ -131,10 +131,9 @@ impl<T: Cell> Span<T> {
     pub fn get(self, i: usize) -> T {
         assert!(i < self.len);
         if let Some(half) = self.half() {
-            let mut one = [T::default()];
             // SAFETY: as below.
-            unsafe { T::read(self.at(i * self.stride).cast(), half, 1, &mut one) };
-            return one[0];
+            let [one] = unsafe { T::read(self.at(i * self.stride).cast(), half, 1, 1, T::default()) };
+            return one;
         }
         // SAFETY: inside the span by the check, and the span inside living memory by the module's contract.
         unsafe { *self.ptr.add(i * self.stride) }
@@ -145,7 +144,7 @@ impl<T: Cell> Span<T> {
         assert!(i < self.len);
         if let Some(half) = self.half() {
             // SAFETY: as in `get`.
-            return unsafe { T::write(self.at(i * self.stride).cast(), half, 1, &[value]) };
+            return unsafe { T::write(self.at(i * self.stride).cast(), half, 1, 1, [value]) };
         }
         // SAFETY: as in `get`.
         unsafe { *self.ptr.add(i * self.stride) = value }
@@ -158,16 +157,15 @@ impl<T: Cell> Span<T> {
             // SAFETY: N elements from i are inside the span, which is contiguous.
             return unsafe { self.ptr.add(i).cast::<[T; N]>().read_unaligned() };
         }
-        let mut block = [fill; N];
         if self.stride == 0 && self.len > i {
             return [self.get(i); N];
         }
         let inside = self.len.saturating_sub(i).min(N);
         if let Some(half) = self.half() {
             // SAFETY: `inside` elements from i are inside the span.
-            unsafe { T::read(self.at(i * self.stride).cast(), half, self.stride, &mut block[..inside]) };
-            return block;
+            return unsafe { T::read(self.at(i * self.stride).cast(), half, self.stride, inside, fill) };
         }
+        let mut block = [fill; N];
         for (j, slot) in block.iter_mut().enumerate().take(inside) {
             *slot = self.get(i + j);
         }
@@ -184,7 +182,7 @@ impl<T: Cell> Span<T> {
         let inside = self.len.saturating_sub(i).min(N);
         if let Some(half) = self.half() {
             // SAFETY: `inside` elements from i are inside the span.
-            return unsafe { T::write(self.at(i * self.stride).cast(), half, self.stride, &block[..inside]) };
+            return unsafe { T::write(self.at(i * self.stride).cast(), half, self.stride, inside, block) };
         }
         for (j, value) in block.into_iter().enumerate().take(inside) {
             self.set(i + j, value);
