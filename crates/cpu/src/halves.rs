@@ -27,31 +27,19 @@ impl Half {
     }
 }
 
-/// What spans may hold. Blocks go in and out by value: if one's address got out, LLVM would no longer know that writing to
-/// it changes nothing else, and would not vectorise the loops around.
+/// What spans may hold. Conversions are functions of single numbers, never inlined: a block whose address went to one would no
+/// longer be a register's, and the loops of f32 would not be vectorised.
 pub(crate) trait Cell: Copy + Default {
     /// True for f32 alone, whose elements may lie as 16 bits.
     const WIDENS: bool = false;
 
-    /// `count` elements `stride` apart, widened; `fill` behind them.
-    ///
-    /// # Safety
-    /// The elements must be readable there, and `count` at most `N`.
-    unsafe fn read<const N: usize>(
-        _from: *const u16,
-        _half: Half,
-        _stride: usize,
-        _count: usize,
-        _fill: Self,
-    ) -> [Self; N] {
+    /// The number of these bits.
+    fn widen(_bits: u16, _half: Half) -> Self {
         unreachable!("only f32 widens")
     }
 
-    /// Rounds the first `count` elements to places `stride` apart.
-    ///
-    /// # Safety
-    /// The places must be writable, and `count` at most `N`.
-    unsafe fn write<const N: usize>(_to: *mut u16, _half: Half, _stride: usize, _count: usize, _block: [Self; N]) {
+    /// The bits of the nearest number, of two the even one.
+    fn narrow(self, _half: Half) -> u16 {
         unreachable!("only f32 widens")
     }
 }
@@ -65,24 +53,18 @@ impl Cell for f32 {
     const WIDENS: bool = true;
 
     #[inline(never)]
-    unsafe fn read<const N: usize>(from: *const u16, half: Half, stride: usize, count: usize, fill: f32) -> [f32; N] {
-        // SAFETY: index i is below `count`, so the caller vouches for it.
-        let bits = |i: usize| unsafe { *from.add(i * stride) };
-        let mut block = [fill; N];
+    fn widen(bits: u16, half: Half) -> f32 {
         match half {
-            Half::BF16 => (0..count).for_each(|i| block[i] = bf16::from_bits(bits(i)).to_f32()),
-            Half::F16 => (0..count).for_each(|i| block[i] = f16::from_bits(bits(i)).to_f32()),
+            Half::BF16 => bf16::from_bits(bits).to_f32(),
+            Half::F16 => f16::from_bits(bits).to_f32(),
         }
-        block
     }
 
     #[inline(never)]
-    unsafe fn write<const N: usize>(to: *mut u16, half: Half, stride: usize, count: usize, block: [f32; N]) {
-        // SAFETY: index i is below `count`, so the caller vouches for it.
-        let put = |i: usize, bits: u16| unsafe { *to.add(i * stride) = bits };
+    fn narrow(self, half: Half) -> u16 {
         match half {
-            Half::BF16 => (0..count).for_each(|i| put(i, bf16::from_f32(block[i]).to_bits())),
-            Half::F16 => (0..count).for_each(|i| put(i, f16::from_f32(block[i]).to_bits())),
+            Half::BF16 => bf16::from_f32(self).to_bits(),
+            Half::F16 => f16::from_f32(self).to_bits(),
         }
     }
 }
