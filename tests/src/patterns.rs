@@ -146,7 +146,7 @@ pub fn any_path(choices: &mut impl Choices) -> String {
 
 fn site<'a>(path: &'a str, op: &'static str, shape: &'a [usize], flops: u64) -> Site<'a> {
     let bytes = 4 * shape.iter().product::<usize>() as u64;
-    Site { path, op, output: 0, shape, dtype: DType::F32, bytes, flops, traffic: 2 * bytes }
+    Site { id: 0, path, op, output: 0, shape, dtype: DType::F32, bytes, flops, traffic: 2 * bytes }
 }
 
 /// A pattern matches the paths that the plain matcher says.

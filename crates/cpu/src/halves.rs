@@ -27,24 +27,19 @@ impl Half {
     }
 }
 
-/// What spans may hold.
+/// What spans may hold. Conversions are functions of single numbers, never inlined: a block whose address went to one would no
+/// longer be a register's, and the loops of f32 would not be vectorised.
 pub(crate) trait Cell: Copy + Default {
     /// True for f32 alone, whose elements may lie as 16 bits.
     const WIDENS: bool = false;
 
-    /// Widens elements `stride` apart.
-    ///
-    /// # Safety
-    /// As many elements as `into` has must be readable there.
-    unsafe fn read(_from: *const u16, _half: Half, _stride: usize, _into: &mut [Self]) {
+    /// The number of these bits.
+    fn widen(_bits: u16, _half: Half) -> Self {
         unreachable!("only f32 widens")
     }
 
-    /// Rounds elements to places `stride` apart.
-    ///
-    /// # Safety
-    /// As many elements as `from` has must be writable there.
-    unsafe fn write(_to: *mut u16, _half: Half, _stride: usize, _from: &[Self]) {
+    /// The bits of the nearest number, of two the even one.
+    fn narrow(self, _half: Half) -> u16 {
         unreachable!("only f32 widens")
     }
 }
@@ -58,22 +53,18 @@ impl Cell for f32 {
     const WIDENS: bool = true;
 
     #[inline(never)]
-    unsafe fn read(from: *const u16, half: Half, stride: usize, into: &mut [f32]) {
-        // SAFETY: index i is below into.len(), so the caller vouches for it.
-        let bits = |i: usize| unsafe { *from.add(i * stride) };
+    fn widen(bits: u16, half: Half) -> f32 {
         match half {
-            Half::BF16 => (0..into.len()).for_each(|i| into[i] = bf16::from_bits(bits(i)).to_f32()),
-            Half::F16 => (0..into.len()).for_each(|i| into[i] = f16::from_bits(bits(i)).to_f32()),
+            Half::BF16 => bf16::from_bits(bits).to_f32(),
+            Half::F16 => f16::from_bits(bits).to_f32(),
         }
     }
 
     #[inline(never)]
-    unsafe fn write(to: *mut u16, half: Half, stride: usize, from: &[f32]) {
-        // SAFETY: index i is below from.len(), so the caller vouches for it.
-        let put = |i: usize, bits: u16| unsafe { *to.add(i * stride) = bits };
+    fn narrow(self, half: Half) -> u16 {
         match half {
-            Half::BF16 => (0..from.len()).for_each(|i| put(i, bf16::from_f32(from[i]).to_bits())),
-            Half::F16 => (0..from.len()).for_each(|i| put(i, f16::from_f32(from[i]).to_bits())),
+            Half::BF16 => bf16::from_f32(self).to_bits(),
+            Half::F16 => f16::from_f32(self).to_bits(),
         }
     }
 }

@@ -37,9 +37,21 @@ const TASK: usize = 16 * 1024;
 pub(crate) struct Span<T> {
     ptr: *mut T,
     len: usize,
-    stride: usize,
-    /// Where T is f32: how elements lie, if not as they are.
-    half: Option<Half>,
+    /// Distance of elements, with their format of 16 bits above [`FORMAT`]: so 1 means Ts side by side, and loops over blocks
+    /// have one thing to ask of each operand.
+    step: usize,
+}
+
+/// Where a step's format begins: 0 (as they are), 1 (bf16), 2 (f16).
+const FORMAT: u32 = usize::BITS - 2;
+
+/// The format as it stands in a step.
+fn format(half: Option<Half>) -> usize {
+    match half {
+        None => 0,
+        Some(Half::BF16) => 1 << FORMAT,
+        Some(Half::F16) => 2 << FORMAT,
+    }
 }
 
 impl<T> Clone for Span<T> {
@@ -58,8 +70,8 @@ impl<T: Cell> Span<T> {
     /// All elements from the tensor's first to the last that its layout reaches, in storage order.
     pub fn of(tensor: &Tensor) -> Span<T> {
         let half = if T::WIDENS { Half::of(tensor.dtype()) } else { None };
-        let whole =
-            Span { ptr: tensor.storage().buffer().address as *mut T, len: tensor.layout().span(), stride: 1, half };
+        let (ptr, step) = (tensor.storage().buffer().address as *mut T, 1 | format(half));
+        let whole = Span { ptr, len: tensor.layout().span(), step };
         assert_eq!(whole.size(), tensor.dtype().size(), "elements of {} aren't of this type", tensor.dtype());
         // The offset may lie past the end of an empty tensor's storage: no element is ever touched there.
         Span { ptr: whole.at(tensor.layout().offset), ..whole }
@@ -67,7 +79,7 @@ impl<T: Cell> Span<T> {
 
     /// A span over a task's own memory.
     pub fn over(memory: &mut [T]) -> Span<T> {
-        Span { ptr: memory.as_mut_ptr(), len: memory.len(), stride: 1, half: None }
+        Span { ptr: memory.as_mut_ptr(), len: memory.len(), step: 1 }
     }
 
     #[inline(always)]
@@ -78,7 +90,12 @@ impl<T: Cell> Span<T> {
     /// How the elements lie, if not as T.
     #[inline(always)]
     fn half(self) -> Option<Half> {
-        if T::WIDENS { self.half } else { None }
+        match self.step >> FORMAT {
+            0 => None,
+            _ if !T::WIDENS => None,
+            1 => Some(Half::BF16),
+            _ => Some(Half::F16),
+        }
     }
 
     /// True where what is written is rounded.
@@ -90,7 +107,20 @@ impl<T: Cell> Span<T> {
     /// True where elements are Ts side by side.
     #[inline(always)]
     fn is_plain(self) -> bool {
-        self.stride == 1 && !self.rounds()
+        self.step == 1
+    }
+
+    /// Distance of elements.
+    #[inline(always)]
+    fn stride(self) -> usize {
+        if T::WIDENS { self.step & ((1 << FORMAT) - 1) } else { self.step }
+    }
+
+    /// This with elements `stride` apart.
+    #[inline(always)]
+    fn with_stride(self, stride: usize) -> Span<T> {
+        let format = if T::WIDENS { self.step & !((1 << FORMAT) - 1) } else { 0 };
+        Span { step: stride | format, ..self }
     }
 
     /// Bytes of an element.
@@ -108,36 +138,34 @@ impl<T: Cell> Span<T> {
     /// `len` elements `stride` apart, from element `start` of this span (whose own stride is 1).
     #[inline(always)]
     pub fn part(self, start: usize, len: usize, stride: usize) -> Span<T> {
-        debug_assert_eq!(self.stride, 1);
+        debug_assert_eq!(self.stride(), 1);
         assert!(len == 0 || start + (len - 1) * stride < self.len, "a view reaches past its tensor");
-        Span { ptr: self.at(start), len, stride, ..self }
+        Span { ptr: self.at(start), len, ..self.with_stride(stride) }
     }
 
     /// `len` elements of this span from `start`.
     #[inline(always)]
     pub fn sub(self, start: usize, len: usize) -> Span<T> {
         assert!(start + len <= self.len);
-        Span { ptr: self.at(start * self.stride), len, ..self }
+        Span { ptr: self.at(start * self.stride()), len, ..self }
     }
 
     /// `len` elements of this span, every `step`-th from `start`.
     #[inline(always)]
     pub fn every(self, start: usize, len: usize, step: usize) -> Span<T> {
         assert!(len == 0 || start + (len - 1) * step < self.len);
-        Span { ptr: self.at(start * self.stride), len, stride: self.stride * step, ..self }
+        Span { ptr: self.at(start * self.stride()), len, ..self.with_stride(self.stride() * step) }
     }
 
     #[inline(always)]
     pub fn get(self, i: usize) -> T {
         assert!(i < self.len);
         if let Some(half) = self.half() {
-            let mut one = [T::default()];
             // SAFETY: as below.
-            unsafe { T::read(self.at(i * self.stride).cast(), half, 1, &mut one) };
-            return one[0];
+            return T::widen(unsafe { *self.at(i * self.stride()).cast() }, half);
         }
         // SAFETY: inside the span by the check, and the span inside living memory by the module's contract.
-        unsafe { *self.ptr.add(i * self.stride) }
+        unsafe { *self.ptr.add(i * self.step) }
     }
 
     #[inline(always)]
@@ -145,10 +173,10 @@ impl<T: Cell> Span<T> {
         assert!(i < self.len);
         if let Some(half) = self.half() {
             // SAFETY: as in `get`.
-            return unsafe { T::write(self.at(i * self.stride).cast(), half, 1, &[value]) };
+            return unsafe { *self.at(i * self.stride()).cast() = value.narrow(half) };
         }
         // SAFETY: as in `get`.
-        unsafe { *self.ptr.add(i * self.stride) = value }
+        unsafe { *self.ptr.add(i * self.step) = value }
     }
 
     /// The elements from `i`, up to `N` or the end; `fill` behind the end.
@@ -158,17 +186,11 @@ impl<T: Cell> Span<T> {
             // SAFETY: N elements from i are inside the span, which is contiguous.
             return unsafe { self.ptr.add(i).cast::<[T; N]>().read_unaligned() };
         }
-        if self.stride == 0 && i + N <= self.len {
+        if self.stride() == 0 && i + N <= self.len {
             return [self.get(i); N];
         }
         let mut block = [fill; N];
-        let inside = self.len.saturating_sub(i).min(N);
-        if let Some(half) = self.half() {
-            // SAFETY: `inside` elements from i are inside the span.
-            unsafe { T::read(self.at(i * self.stride).cast(), half, self.stride, &mut block[..inside]) };
-            return block;
-        }
-        for (j, slot) in block.iter_mut().enumerate().take(inside) {
+        for (j, slot) in block.iter_mut().enumerate().take(self.len.saturating_sub(i)) {
             *slot = self.get(i + j);
         }
         block
@@ -181,12 +203,7 @@ impl<T: Cell> Span<T> {
             // SAFETY: N elements from i are inside the span, which is contiguous.
             return unsafe { self.ptr.add(i).cast::<[T; N]>().write_unaligned(block) };
         }
-        let inside = self.len.saturating_sub(i).min(N);
-        if let Some(half) = self.half() {
-            // SAFETY: `inside` elements from i are inside the span.
-            return unsafe { T::write(self.at(i * self.stride).cast(), half, self.stride, &block[..inside]) };
-        }
-        for (j, value) in block.into_iter().enumerate().take(inside) {
+        for (j, value) in block.into_iter().enumerate().take(self.len.saturating_sub(i)) {
             self.set(i + j, value);
         }
     }
@@ -436,5 +453,5 @@ pub(crate) fn host_range(what: &'static str, buffer: &Buffer, offset: usize, len
         let reason = format!("{len} bytes at {offset} of a buffer of {} bytes", buffer.bytes);
         return Err(Error::InvalidTensor { what, reason });
     }
-    Ok(Span { ptr: (buffer.address as *mut u8).wrapping_add(offset), len, stride: 1, half: None })
+    Ok(Span { ptr: (buffer.address as *mut u8).wrapping_add(offset), len, step: 1 })
 }

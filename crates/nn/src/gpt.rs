@@ -100,7 +100,7 @@ impl Gpt {
     pub fn head(&self, x: Var) -> Result<Var> {
         let tape = x.tape().clone();
         let _scope = tape.scope("lm_head");
-        let weight = self.head.as_ref().unwrap_or(&self.wte.weight).var_as(&tape, x.dtype())?;
+        let weight = self.head.as_ref().unwrap_or(&self.wte.weight).weight_as(&tape, x.dtype())?;
         Ok(x.linear_transposed(&weight, None)?)
     }
 

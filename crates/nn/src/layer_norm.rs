@@ -27,7 +27,7 @@ impl LayerNorm {
     /// `[.., n] -> [.., n]`, as op `layer_norm` in x's dtype. Borrows x: a residual stream needs it again.
     pub fn forward(&self, x: &Var) -> Result<Var> {
         let (tape, dtype) = (x.tape(), x.dtype());
-        let (weight, bias) = (self.weight.var_as(tape, dtype)?, self.bias.var_as(tape, dtype)?);
+        let (weight, bias) = (self.weight.weight_as(tape, dtype)?, self.bias.var_as(tape, dtype)?);
         Ok(x.layer_norm(Some(&weight), Some(&bias), self.eps)?)
     }
 

@@ -5,8 +5,8 @@
 //! takes its input by value where nobody else needs it and lets go of every value as soon as it has been used.
 //!
 //! *Mixed precision*: layers compute in the dtype of their input. With [`GptConfig::dtype`] bf16 or f16 parameters,
-//! gradients and optimizer state stay f32; a layer casts each parameter on the tape where it uses it, marked
-//! `Recompute`, so that no 16-bit weights are held between forward and backward: the step's peak holds those of one
+//! gradients and optimizer state stay f32; a layer casts each parameter on the tape where it uses it, weights marked
+//! `Recompute`, so that none are held in 16 bits between forward and backward: the step's peak holds those of one
 //! layer. Embeddings are looked up and added in f32 and the sum is cast; the loss is f32. f16 trains with a [`LossScaler`].
 
 mod adamw;

@@ -31,7 +31,7 @@ impl Linear {
     /// where x's last dimension isn't `in`.
     pub fn forward(&self, x: Var) -> Result<Var> {
         let (tape, dtype) = (x.tape(), x.dtype());
-        let weight = self.weight.var_as(tape, dtype)?;
+        let weight = self.weight.weight_as(tape, dtype)?;
         let bias = self.bias.as_ref().map(|b| b.var_as(tape, dtype)).transpose()?;
         Ok(x.linear(&weight, bias.as_ref())?)
     }

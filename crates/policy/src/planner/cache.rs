@@ -11,13 +11,13 @@ use std::rc::Rc;
 /// ones as much as they must.
 ///
 /// ```
-/// use retape_core::{DType, Error, Tape, Tensor, Trace, meta};
+/// use retape_core::{DType, Tensor, Trace, meta};
 /// use retape_policy::{PlanCache, PlannerOptions};
 ///
 /// let device = meta();
-/// let record = |rows: &usize| {
+/// let record = |rows: &usize| -> retape_policy::Result<Trace> {
 ///     let x = Tensor::full(&device, &[*rows, 256], DType::F32, 0.0)?;
-///     Trace::record(&device, None, |tape| tape.leaf(&x)?.gelu()?.gelu()?.gelu()?.square()?.sum())
+///     Ok(Trace::record(&device, None, |tape| tape.leaf(&x)?.gelu()?.gelu()?.gelu()?.square()?.sum())?)
 /// };
 /// let mut plans = PlanCache::new(1_000_000, PlannerOptions::default());
 /// assert_eq!(plans.get(&16, record)?.overhead_percent, 0.0);
