@@ -165,8 +165,8 @@ fn lay<T: Copy>(
     let mut inverse = vec![0; rank];
     place.order.iter().enumerate().for_each(|(i, &d)| inverse[d] = i);
     let mut view = make(&storage_shape, &storage)?.permute(&inverse)?;
-    for d in 0..rank {
-        view = view.slice(d, place.gaps[d].0, kept[d], place.gaps[d].2)?;
+    for (d, (&len, &(before, _, step))) in kept.iter().zip(&place.gaps).enumerate() {
+        view = view.slice(d, before, len, step)?;
     }
     // A dimension of no elements has nothing to repeat.
     if values.is_empty() { Ok(view) } else { view.expand(shape) }
