@@ -168,8 +168,15 @@ fn fold_piece<T: Float>(
         let (row, column) = (at / inner.len, at % inner.len);
         let end = inner.len.min(column + range.end - at);
         let base = base + outer.offset(row);
+        let row = match inner.strides[..] {
+            [stride] => Some(xs.part(base + column * stride, end - column, stride)),
+            _ => None,
+        };
         for i in (column..end).step_by(BLOCK) {
-            let block = inner.load(xs, base, i, end, start);
+            let block = match row {
+                Some(row) => row.load(i - column, start),
+                None => inner.load(xs, base, i, end, start),
+            };
             for j in 0..BLOCK {
                 lanes[j] = join(lanes[j], block[j]);
             }
