@@ -2,7 +2,7 @@
 
 use super::Tape;
 use super::graph::{Disposition, Graph, MarkSource, NodeKey, Stored, ValueKey};
-use crate::{Error, Kind, Ledger, LedgerEntry, Lint, Mark, Origin, Result, RuleUse};
+use crate::{Error, Kind, Ledger, LedgerEntry, Lint, Mark, Name, Names, Origin, Result, RuleUse};
 use slotmap::SecondaryMap;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -23,6 +23,18 @@ impl Tape {
             ledger.lint.extend(policy.lint(&ledger));
         }
         Ok(ledger)
+    }
+
+    /// The paths of the nodes and values that are on this tape now, for a [`Timeline`](crate::Timeline).
+    pub fn names(&self) -> Names {
+        let graph = self.graph();
+        let mut names = Names::default();
+        for node in graph.nodes.values() {
+            let name = |value: ValueKey| Name { path: graph.values[value].path.to_string(), op: node.op_name() };
+            names.nodes.insert(node.sequence, name(node.outputs[0]));
+            names.values.extend(node.outputs.iter().map(|&output| (graph.values[output].id, name(output))));
+        }
+        names
     }
 }
 
