@@ -4,6 +4,7 @@
 
 mod check;
 mod device;
+mod diff;
 mod dtype;
 mod error;
 pub mod kernel;
@@ -20,6 +21,7 @@ mod timeline;
 
 pub use check::{GradientCheck, check_gradients};
 pub use device::{Backend, Buffer, Device, Storage};
+pub use diff::LedgerChange;
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use kernel::Kernel;
