@@ -79,10 +79,13 @@ impl<'a> Side<'a> {
         };
         let fate = match Fate::of(Some(entry)) {
             Fate::Dropped => {
-                let ops = if entry.depth == 1 { "1 op".into() } else { format!("{} ops", entry.depth) };
+                let ops = match entry.depth {
+                    1 => "1 op replays".to_owned(),
+                    depth => format!("{depth} ops replay"),
+                };
                 match &entry.replayed_from[..] {
-                    [] => format!("dropped, {ops} replay it"),
-                    sources => format!("dropped, {ops} replay it from {}", some(sources.iter().map(String::as_str))),
+                    [] => format!("dropped, {ops} it"),
+                    sources => format!("dropped, {ops} it from {}", some(sources.iter().map(String::as_str))),
                 }
             }
             Fate::Int8 => "stored as int8".to_owned(),
@@ -152,6 +155,9 @@ impl Ledger {
                 }
             }
             let reads = match readers.len() {
+                0 if [a, b].into_iter().any(|side| Fate::of(side) == Fate::Dropped) => {
+                    "backward doesn't read it itself, replays of others pass through it".to_owned()
+                }
                 0 => "backward doesn't read it itself".to_owned(),
                 _ => format!("read by {}", some(readers.into_iter())),
             };
@@ -219,7 +225,7 @@ mod tests {
         assert!(change.recompute_flops > 0);
         assert_eq!(
             change.why,
-            "before, nothing marks it: kept; after, a mark on the value decides: dropped, 1 op replay it from `tanh`; \
+            "before, nothing marks it: kept; after, a mark on the value decides: dropped, 1 op replays it from `tanh`; \
              read by `silu`"
         );
         // The other way round, the FLOPs are those that are saved.

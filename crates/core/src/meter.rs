@@ -43,6 +43,21 @@ impl Kind {
         Kind::Workspace,
     ];
 
+    /// Its name, as JSON has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Parameter => "parameter",
+            Kind::Gradient => "gradient",
+            Kind::Optimizer => "optimizer",
+            Kind::Input => "input",
+            Kind::Activation => "activation",
+            Kind::Saved => "saved",
+            Kind::Quantized => "quantized",
+            Kind::Recomputed => "recomputed",
+            Kind::Workspace => "workspace",
+        }
+    }
+
     /// True for what a step needs beyond parameters, their gradients and optimizer state.
     pub const fn is_step(self) -> bool {
         !matches!(self, Kind::Parameter | Kind::Gradient | Kind::Optimizer)

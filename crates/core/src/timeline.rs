@@ -149,34 +149,22 @@ impl Timeline {
         before.iter().for_each(|event| state.apply(event));
         state.pieces.values_mut().for_each(|piece| piece.before = true);
         let mut timeline = Timeline { before: state.bytes, ..Timeline::default() };
-        timeline.contents = state.step_pieces();
-        let mut highest = state.bytes.step();
-        // Two passes: what is live at the peak is listed once, not at each event that is the highest so far.
-        let mut bytes = state.bytes;
+        // Where in `step` the peak is. What is live there is listed in a second pass, once.
+        let (mut highest, mut end) = (state.bytes.step(), 0);
         let mut ahead = state.clone();
-        for event in step {
+        for (i, event) in step.iter().enumerate() {
             ahead.apply(event);
             if event.holds.is_some() {
                 continue;
             }
-            bytes = ahead.bytes;
-            if bytes.step() > highest {
-                (highest, timeline.peak) = (bytes.step(), Some(timeline.points.len()));
+            if ahead.bytes.step() > highest {
+                (highest, end) = (ahead.bytes.step(), i + 1);
+                timeline.peak = Some(timeline.points.len());
             }
-            timeline.points.push(TimelinePoint { moment: event.moment, bytes });
+            timeline.points.push(TimelinePoint { moment: event.moment, bytes: ahead.bytes });
         }
-        debug_assert_eq!(bytes, timeline.points.last().map_or(timeline.before, |p| p.bytes));
-        if let Some(peak) = timeline.peak {
-            let mut points = 0;
-            for event in step {
-                state.apply(event);
-                points += usize::from(event.holds.is_none());
-                if points > peak {
-                    break;
-                }
-            }
-            timeline.contents = state.step_pieces();
-        }
+        step[..end].iter().for_each(|event| state.apply(event));
+        timeline.contents = state.step_pieces();
         timeline
     }
 
