@@ -1,13 +1,15 @@
 //! `retape inspect`: the ledger of saved tensors, by a dry run on the meta device.
 
 use crate::args::{Common, InspectArgs};
+use crate::diff::{self, Side};
 use crate::error::Result;
 use crate::policy::NamedPolicy;
-use crate::report::{self, bytes, count};
+use crate::report::{self, bytes, count, without_numbers};
+use crate::subject;
 use crate::trainer::Batcher;
 use retape::LedgerEntry;
 use retape::nn::{Gpt, GptConfig};
-use retape::prelude::{Ledger, Tape, TapeOptions};
+use retape::prelude::{Ledger, Tape};
 use serde_json::json;
 use std::collections::BTreeSet;
 
@@ -17,6 +19,13 @@ pub fn run(args: &InspectArgs, common: &Common) -> Result<()> {
     let name = args.policy.as_deref().unwrap_or("none");
     let policy = NamedPolicy::new(name, &args.marks.marks, config.layers)?;
     let (ledger, peak) = dry_run(&config, &policy, common)?;
+    if let Some(name) = &args.diff {
+        let other = NamedPolicy::new(name, &[], config.layers)?;
+        let (other_ledger, other_peak) = dry_run(&config, &other, common)?;
+        let from = Side { label: policy.label(), ledger: &ledger, peak };
+        let to = Side { label: other.label(), ledger: &other_ledger, peak: other_peak };
+        return diff::print(&from, &to, args.all, common.json);
+    }
     let totals = ledger.totals();
     if common.json {
         let document = json!({
@@ -43,14 +52,14 @@ pub fn run(args: &InspectArgs, common: &Common) -> Result<()> {
 }
 
 /// The ledger at the end of forward, and the step's peak bytes.
-fn dry_run(config: &GptConfig, policy: &NamedPolicy, common: &Common) -> Result<(Ledger, u64)> {
+pub fn dry_run(config: &GptConfig, policy: &NamedPolicy, common: &Common) -> Result<(Ledger, u64)> {
     let device = retape::meta();
     device.meter().set_limit(common.memory_limit);
     let seed = common.seed.unwrap_or(0);
     let model = Gpt::new(&device, config, seed)?;
     let (tokens, targets) = Batcher::first(&device, config, seed)?;
     device.meter().reset_peak();
-    let tape = Tape::with(&device, TapeOptions { policy: Some(policy.rules.clone()), seed, ..TapeOptions::default() });
+    let tape = Tape::with(&device, subject::options(policy, seed));
     let loss = model.loss(&tape, &tokens, &targets)?;
     let ledger = tape.ledger()?;
     tape.backward(&loss)?;
@@ -89,12 +98,6 @@ fn groups(ledger: &Ledger) -> Vec<Group<'_>> {
         }
     }
     groups
-}
-
-/// A path with `*` for each segment that is a number.
-fn without_numbers(path: &str) -> String {
-    let star = |segment| if str::parse::<u64>(segment).is_ok() { "*" } else { segment };
-    path.split('.').map(star).collect::<Vec<_>>().join(".")
 }
 
 fn print(ledger: &Ledger, all: bool) -> Result<()> {

@@ -3,19 +3,23 @@
 mod args;
 mod chart;
 mod checkpoint;
+mod diff;
 mod error;
 mod frontier;
+mod frontier_page;
 mod inspect;
 mod labels;
 mod line;
 mod measure;
 mod model;
+mod page;
 mod policy;
 mod process;
 mod report;
 mod resident;
 mod step;
 mod subject;
+mod timeline;
 mod train;
 mod trainer;
 
@@ -57,6 +61,7 @@ fn run(cli: Option<Cli>) -> Result<()> {
         Command::Frontier(args) => frontier::run(&args, &common),
         Command::Step(args) => step::run(&args, &common),
         Command::Inspect(args) => inspect::run(&args, &common),
+        Command::Timeline(args) => timeline::run(&args, &common),
         Command::Train(args) => train::run(&args, &common),
     }
 }

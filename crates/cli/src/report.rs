@@ -84,6 +84,12 @@ pub fn bytes(bytes: u64) -> String {
     if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") }
 }
 
+/// A path with `*` for each segment that is a number.
+pub fn without_numbers(path: &str) -> String {
+    let star = |segment| if str::parse::<u64>(segment).is_ok() { "*" } else { segment };
+    path.split('.').map(star).collect::<Vec<_>>().join(".")
+}
+
 /// A count for people: `12.3 M`.
 pub fn count(count: u64) -> String {
     let mut value = count as f64;
