@@ -22,6 +22,7 @@ Examples:
   retape step --model w1 --policy selective  one model, one policy
   retape inspect --model gpt3-175b           its ledger, by a dry run
   retape plan --model gpt2-xl --budget 50%   the cheapest marks for half of the memory
+  retape timeline --out timeline.html        memory over one step, as a page
   retape train --steps 200 --save run        train on the built-in text
 
 Exit status: 0 done, 2 wrong usage or input, 1 anything else."
@@ -47,6 +48,9 @@ pub enum Command {
     /// Plan marks for a byte budget.
     #[command(after_help = help(PLAN.0, PLAN.1))]
     Plan(PlanArgs),
+    /// Draw memory over one step as a page, by a dry run.
+    #[command(after_help = help(TIMELINE.0, TIMELINE.1))]
+    Timeline(TimelineArgs),
     /// Train on text, with checkpoints that survive a kill at any moment.
     #[command(after_help = help(TRAIN.0, TRAIN.1))]
     Train(TrainArgs),
@@ -69,7 +73,8 @@ the step's CPU time against that of `none` with the same attention in the same r
   retape frontier --model w1 --attention flash --policies none,selective,full_per_layer --steps 7
   retape frontier --attention explicit --policies none --mark '**.softmax=int8' --json
   retape frontier --model gpt2-xl --device meta    peaks and FLOPs alone, by dry runs
-  retape frontier --train-steps 50 --out out       with the loss after training, and files in out/",
+  retape frontier --train-steps 50 --out out       with the loss after training, and files in out/
+  retape frontier --out out --peers peers.json     with other engines' points on the page",
 );
 
 const STEP: Help = (
@@ -84,10 +89,23 @@ gradients included.",
 );
 
 const INSPECT: Help = (
-    "",
+    "\
+With --diff, what another policy does differently: --mark is over --policy alone, so a policy can be compared \
+with itself under other marks.",
     "  retape inspect
   retape inspect --policy selective --attention explicit --all
-  retape inspect --model gpt3-175b --policy full_per_layer --json",
+  retape inspect --model gpt3-175b --policy full_per_layer --json
+  retape inspect --policy selective_ffn --diff selective
+  retape inspect --policy selective --mark 'blocks.0.**=keep' --diff selective --json",
+);
+
+const TIMELINE: Help = (
+    "\
+One file, to be opened in a browser: what is live at each moment of forward and backward, by kind, and what it is \
+that makes the peak. With --json the same as figures, on stdout.",
+    "  retape timeline --out timeline.html
+  retape timeline --model w1 --policy selective --out selective.html
+  retape timeline --policy none --mark '**.gelu=int8' --attention explicit --json",
 );
 
 const PLAN: Help = (
@@ -320,9 +338,12 @@ pub struct FrontierArgs {
     pub marks: MarkArgs,
     #[command(flatten)]
     pub measure: MeasureArgs,
-    /// Write frontier.json, frontier.csv and frontier.svg into this directory
+    /// Write frontier.json, .csv, .svg and .html into this directory
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+    /// Other engines' points for frontier.html (JSON: a list of objects with engine, label, peak_bytes, overhead_percent)
+    #[arg(long, value_name = "FILE.json", requires = "out")]
+    pub peers: Option<PathBuf>,
     #[command(flatten)]
     pub model: ModelArgs,
 }
@@ -365,9 +386,28 @@ pub struct InspectArgs {
     pub budget: BudgetArgs,
     #[command(flatten)]
     pub marks: MarkArgs,
+    /// Show what this policy does differently, and why
+    #[arg(long, value_name = "P2", help_heading = "Policy")]
+    pub diff: Option<String>,
     /// List every value; without it blocks are grouped
     #[arg(long)]
     pub all: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+#[derive(Debug, Clone, Default, Args)]
+pub struct TimelineArgs {
+    /// The policy [default: none]
+    #[arg(long = "policy", value_name = "P", help_heading = "Policy")]
+    pub policy: Option<String>,
+    #[command(flatten)]
+    pub budget: BudgetArgs,
+    #[command(flatten)]
+    pub marks: MarkArgs,
+    /// Write the page to this file
+    #[arg(long, value_name = "FILE.html")]
+    pub out: Option<PathBuf>,
     #[command(flatten)]
     pub model: ModelArgs,
 }

@@ -3,6 +3,7 @@
 use crate::args::{Attention, Common, DeviceKind, FrontierArgs};
 use crate::chart;
 use crate::error::{Failure, Result};
+use crate::frontier_page;
 use crate::line::Line;
 use crate::measure::{Case, Plan, measure};
 use crate::model;
@@ -70,6 +71,7 @@ pub fn run(args: &FrontierArgs, common: &Common) -> Result<()> {
     let config = args.model.config()?;
     let attention = args.model.attention.unwrap_or(Attention::Both);
     let policies = policies(args)?;
+    let peers = frontier_page::read_peers(args.peers.as_deref())?;
     if let Some(dir) = &args.out {
         std::fs::create_dir_all(dir)
             .map_err(|e| Failure::usage(format!("--out {}: can't make this directory: {e}", dir.display())))?;
@@ -101,14 +103,16 @@ pub fn run(args: &FrontierArgs, common: &Common) -> Result<()> {
         write(&dir.join("frontier.json"), format!("{document:#}\n").as_bytes())?;
         write(&dir.join("frontier.csv"), &csv_of(&points)?)?;
         write(&dir.join("frontier.svg"), chart::svg(&points, args.model.name())?.as_bytes())?;
+        let page = frontier_page::html(&document, &points, &cases, &peers, &config, common)?;
+        write(&dir.join("frontier.html"), page.as_bytes())?;
     }
     if common.json {
         report::print_line(&document.to_string())?;
     } else {
         print(&points, args.model.name(), common)?;
         match &args.out {
-            Some(dir) => report::note(&format!("wrote frontier.json, .csv and .svg to {}", dir.display())),
-            None => report::note("add --out DIR to write frontier.json, .csv and .svg"),
+            Some(dir) => report::note(&format!("wrote frontier.json, .csv, .svg and .html to {}", dir.display())),
+            None => report::note("add --out DIR to write frontier.json, .csv, .svg and .html"),
         }
     }
     match points.iter().find(|p| p.line.peak_bytes != p.line.predicted_peak_bytes) {

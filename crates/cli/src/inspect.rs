@@ -1,15 +1,16 @@
 //! `retape inspect`: the ledger of saved tensors, by a dry run on the meta device.
 
 use crate::args::{Common, InspectArgs};
+use crate::diff::{self, Side};
 use crate::error::Result;
 use crate::planning::Planning;
-use crate::policy::NamedPolicy;
+use crate::policy::{NamedPolicy, PolicySpec};
 use crate::report::{self, bytes, count};
-use crate::subject::DryRun;
+use crate::subject::{self, DryRun};
 use crate::trainer::Batcher;
 use retape::LedgerEntry;
 use retape::nn::{Gpt, GptConfig};
-use retape::prelude::{Ledger, Tape, TapeOptions};
+use retape::prelude::{Ledger, Tape};
 use serde_json::json;
 use std::collections::BTreeSet;
 
@@ -17,8 +18,17 @@ use std::collections::BTreeSet;
 pub fn run(args: &InspectArgs, common: &Common) -> Result<()> {
     let config = GptConfig { attention: args.model.form("inspect")?, ..args.model.config()? };
     let spec = args.budget.or_policy(args.policy.as_deref(), &args.marks.marks);
-    let policy = Planning::new(&DryRun::new(&config)?, common).policy(&spec)?;
+    let dry = DryRun::new(&config)?;
+    let mut planning = Planning::new(&dry, common);
+    let policy = planning.policy(&spec)?;
     let (ledger, peak) = dry_run(&config, &policy, common)?;
+    if let Some(name) = &args.diff {
+        let other = planning.policy(&PolicySpec::new(name, &[]))?;
+        let (other_ledger, other_peak) = dry_run(&config, &other, common)?;
+        let from = Side { label: policy.label(), ledger: &ledger, peak };
+        let to = Side { label: other.label(), ledger: &other_ledger, peak: other_peak };
+        return diff::print(&from, &to, args.all, common.json);
+    }
     let totals = ledger.totals();
     if common.json {
         let document = json!({
@@ -45,14 +55,14 @@ pub fn run(args: &InspectArgs, common: &Common) -> Result<()> {
 }
 
 /// The ledger at the end of forward, and the step's peak bytes.
-fn dry_run(config: &GptConfig, policy: &NamedPolicy, common: &Common) -> Result<(Ledger, u64)> {
+pub fn dry_run(config: &GptConfig, policy: &NamedPolicy, common: &Common) -> Result<(Ledger, u64)> {
     let device = retape::meta();
     device.meter().set_limit(common.memory_limit);
     let seed = common.seed.unwrap_or(0);
     let model = Gpt::new(&device, config, seed)?;
     let (tokens, targets) = Batcher::first(&device, config, seed)?;
     device.meter().reset_peak();
-    let tape = Tape::with(&device, TapeOptions { policy: Some(policy.rules.clone()), seed, ..TapeOptions::default() });
+    let tape = Tape::with(&device, subject::options(policy, seed));
     let loss = model.loss(&tape, &tokens, &targets)?;
     let ledger = tape.ledger()?;
     tape.backward(&loss)?;

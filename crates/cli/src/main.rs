@@ -3,13 +3,16 @@
 mod args;
 mod chart;
 mod checkpoint;
+mod diff;
 mod error;
 mod frontier;
+mod frontier_page;
 mod inspect;
 mod labels;
 mod line;
 mod measure;
 mod model;
+mod page;
 mod plan;
 mod planning;
 mod policy;
@@ -18,6 +21,7 @@ mod report;
 mod resident;
 mod step;
 mod subject;
+mod timeline;
 mod train;
 mod trainer;
 
@@ -60,6 +64,7 @@ fn run(cli: Option<Cli>) -> Result<()> {
         Command::Step(args) => step::run(&args, &common),
         Command::Inspect(args) => inspect::run(&args, &common),
         Command::Plan(args) => plan::run(&args, &common),
+        Command::Timeline(args) => timeline::run(&args, &common),
         Command::Train(args) => train::run(&args, &common),
     }
 }

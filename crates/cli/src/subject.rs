@@ -47,6 +47,11 @@ impl Sample {
     }
 }
 
+/// A tape under a policy.
+pub fn options(policy: &NamedPolicy, seed: u64) -> TapeOptions {
+    TapeOptions { policy: Some(policy.rules.clone()), seed, ..TapeOptions::default() }
+}
+
 impl Subject {
     /// A model of this configuration from a seed, with the first batch of the built-in text.
     pub fn new(device: &Device, config: &GptConfig, seed: u64) -> Result<Subject> {
@@ -80,8 +85,7 @@ impl Subject {
     fn step_holding(&self, policy: &NamedPolicy, profile: bool, held: Vec<Tensor>) -> Result<(Sample, Gradients)> {
         let meter = self.device().meter();
         meter.reset_peak();
-        let options =
-            TapeOptions { policy: Some(policy.rules.clone()), seed: self.seed, profile, ..TapeOptions::default() };
+        let options = TapeOptions { profile, ..options(policy, self.seed) };
         let tape = Tape::with(self.device(), options);
         let (cpu, start) = (process::cpu_time(), Instant::now());
         let loss = self.model.loss(&tape, &self.tokens, &self.targets)?;

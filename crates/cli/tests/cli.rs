@@ -128,7 +128,7 @@ fn a_model_beyond_this_machine_is_refused() {
 
 #[test]
 fn help_has_examples() {
-    for command in ["", "frontier", "step", "inspect", "plan", "train"] {
+    for command in ["", "frontier", "step", "inspect", "timeline", "plan", "train"] {
         let args: Vec<&str> = [command, "--help"].into_iter().filter(|a| !a.is_empty()).collect();
         let text = stdout(&run(&args));
         assert!(text.contains("Examples:") && text.contains("--memory-limit"), "{text}");

@@ -1,7 +1,7 @@
 //! A device: a backend's kernels and memory behind one meter.
 
 use crate::kernel::Kernel;
-use crate::{Error, Kind, MemoryMeter, Result};
+use crate::{Error, Holds, Kind, MemoryMeter, Result};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -142,6 +142,13 @@ impl Storage {
         if old != kind {
             self.device.meter().reclassify(self.number, self.bytes() as u64, old, kind);
         }
+    }
+}
+
+impl Storage {
+    /// Tells the meter's log what lies here.
+    pub(crate) fn note_contents(&self, holds: Holds) {
+        self.device.meter().note_contents(self.number, self.bytes() as u64, self.kind(), holds);
     }
 }
 

@@ -30,6 +30,9 @@ pub struct LedgerEntry {
     pub recompute_flops: u64,
     /// Ops in that replay.
     pub depth: u64,
+    /// What that replay begins with: paths of stored values and of inputs, parameters apart, the nearest first. At most
+    /// [`MOST_SOURCES`](LedgerEntry::MOST_SOURCES) of them.
+    pub replayed_from: Vec<String>,
     /// Relative L2 error of the stored int8 against the original, where the tape was told to measure it.
     pub quantization_error: Option<f64>,
     /// True where a handle of the user's still holds the full tensor.
@@ -37,6 +40,9 @@ pub struct LedgerEntry {
 }
 
 impl LedgerEntry {
+    /// How many paths [`replayed_from`](LedgerEntry::replayed_from) lists at most.
+    pub const MOST_SOURCES: usize = 8;
+
     /// The mark as a [`Mark`]'s name, for comparisons.
     pub fn is(&self, mark: Mark) -> bool {
         self.mark == mark.name()

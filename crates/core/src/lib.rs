@@ -4,6 +4,7 @@
 
 mod check;
 mod device;
+mod diff;
 mod dtype;
 mod error;
 pub mod kernel;
@@ -16,18 +17,21 @@ pub mod ops;
 pub mod rng;
 pub mod tape;
 mod tensor;
+mod timeline;
 
 pub use check::{GradientCheck, check_gradients};
 pub use device::{Backend, Buffer, Device, Storage};
+pub use diff::LedgerChange;
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use kernel::Kernel;
 pub use ledger::{Ledger, LedgerEntry, LedgerTotals, Lint, RuleUse};
 pub use mark::{Decision, Int8Spec, Mark, Origin, Policy, Rounding, RuleInfo, Site};
 pub use meta::meta;
-pub use meter::{Kind, MemoryEvent, MemoryMeter, Moment, Phase};
+pub use meter::{Holds, Kind, MemoryEvent, MemoryMeter, Moment, Phase};
 pub use tape::{
     DryRun, GradOptions, Gradients, NonFinite, ParameterId, Scope, Stats, Tape, TapeOptions, Trace, TraceNode,
     TraceValue, Var, Verify, checkpoint,
 };
 pub use tensor::Tensor;
+pub use timeline::{KindBytes, Name, Names, Piece, Timeline, TimelinePoint};

@@ -2,6 +2,7 @@
 
 use crate::{Error, Result};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What a piece of memory is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
@@ -41,6 +42,21 @@ impl Kind {
         Kind::Recomputed,
         Kind::Workspace,
     ];
+
+    /// Its name, as JSON has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Parameter => "parameter",
+            Kind::Gradient => "gradient",
+            Kind::Optimizer => "optimizer",
+            Kind::Input => "input",
+            Kind::Activation => "activation",
+            Kind::Saved => "saved",
+            Kind::Quantized => "quantized",
+            Kind::Recomputed => "recomputed",
+            Kind::Workspace => "workspace",
+        }
+    }
 
     /// True for what a step needs beyond parameters, their gradients and optimizer state.
     pub const fn is_step(self) -> bool {
@@ -112,6 +128,17 @@ pub struct MemoryEvent {
     pub bytes: u64,
     /// What it is counted as from now on; `None`: it was given back.
     pub kind: Option<Kind>,
+    /// Set where the event only says what the memory holds, and no bytes change.
+    pub holds: Option<Holds>,
+}
+
+/// What a piece of memory holds, by the number of a value on its tape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Holds {
+    /// The value: as computed, stored, dequantized or replayed.
+    Value(u64),
+    /// Its gradient, or a part of the sum that will be.
+    Gradient(u64),
 }
 
 /// Counts the tensor bytes of one device: live and peak, by [`Kind`] and together, with an optional hard limit.
@@ -121,6 +148,7 @@ pub struct MemoryEvent {
 #[derive(Debug, Default)]
 pub struct MemoryMeter {
     state: Mutex<State>,
+    logging: AtomicBool,
 }
 
 impl MemoryMeter {
@@ -184,6 +212,19 @@ impl MemoryMeter {
     /// Starts to log every event, or ends it. The meter knows no single pieces, so what is live already isn't listed.
     pub fn set_logging(&self, on: bool) {
         self.state().log = on.then(Vec::new);
+        self.logging.store(on, Ordering::Relaxed);
+    }
+
+    /// Writes down what a piece of memory holds, where there is a log.
+    pub(crate) fn note_contents(&self, allocation: u64, bytes: u64, kind: Kind, holds: Holds) {
+        if !self.logging.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut s = self.state();
+        let moment = s.moment;
+        if let Some(log) = &mut s.log {
+            log.push(MemoryEvent { moment, allocation, bytes, kind: Some(kind), holds: Some(holds) });
+        }
     }
 
     /// The events since logging began or this was last called.
@@ -257,7 +298,7 @@ impl State {
     fn write(&mut self, allocation: u64, bytes: u64, kind: Option<Kind>) {
         let moment = self.moment;
         if let Some(log) = &mut self.log {
-            log.push(MemoryEvent { moment, allocation, bytes, kind });
+            log.push(MemoryEvent { moment, allocation, bytes, kind, holds: None });
         }
     }
 

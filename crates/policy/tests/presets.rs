@@ -181,6 +181,7 @@ fn flash_ffn_warns_of_explicit_attention() {
         readers: Vec::new(),
         recompute_flops: 0,
         depth: 0,
+        replayed_from: Vec::new(),
         quantization_error: None,
         held_by_handle: false,
     };

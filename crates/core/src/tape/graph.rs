@@ -10,7 +10,7 @@ use super::trace::Event;
 use super::{ParameterId, Stats, TapeOptions};
 use crate::mark::{Decision, Site};
 use crate::ops::{Op, Saves, Slot, Spec};
-use crate::{Device, Error, Mark, Result, Tensor};
+use crate::{Device, Error, Holds, Mark, Result, Tensor};
 use slotmap::{SlotMap, new_key_type};
 use smallvec::{SmallVec, smallvec};
 use std::collections::{HashMap, HashSet};
@@ -363,6 +363,9 @@ impl Graph {
             let exact = leaf || value.exact || !spec.dtype.is_float();
             let id = self.next_value;
             self.next_value += 1;
+            if !new.is_view {
+                value.tensor.storage().note_contents(Holds::Value(id));
+            }
             let key = self.values.insert(Value {
                 id,
                 node,

@@ -8,7 +8,7 @@ use super::graph::{Disposition, Graph, NodeKey, Stored, ValueKey};
 use super::{Gradients, Tape, Var, Verify};
 use crate::device::same_device;
 use crate::ops::{Backward, SavedSource, Slot, Spec};
-use crate::{Device, Error, Kind, Moment, Phase, Result, Tensor};
+use crate::{Device, Error, Holds, Kind, Moment, Phase, Result, Tensor};
 use slotmap::SecondaryMap;
 use smallvec::SmallVec;
 
@@ -431,9 +431,10 @@ impl<'a> Pass<'a> {
     }
 
     fn add_grad(&mut self, value: ValueKey, grad: Tensor) -> Result<()> {
-        let is_leaf = {
+        let (is_leaf, id) = {
             let graph = self.tape.graph();
-            graph.nodes[graph.values[value].node].is_leaf()
+            let v = &graph.values[value];
+            (graph.nodes[v.node].is_leaf(), v.id)
         };
         let kind = if is_leaf { Kind::Gradient } else { Kind::Activation };
         let grad = match self.grads.remove(value) {
@@ -443,6 +444,7 @@ impl<'a> Pass<'a> {
         if is_leaf && self.may_give(&grad) {
             grad.storage().set_kind(Kind::Gradient);
         }
+        grad.storage().note_contents(Holds::Gradient(id));
         self.grads.insert(value, grad);
         Ok(())
     }

@@ -5,7 +5,7 @@ use super::graph::{Disposition, Graph, NodeKey, Quantized, Stored, ValueKey};
 use super::pass::Pass;
 use super::{dequantize, quantize};
 use crate::ops::Spec;
-use crate::{Error, Kind, Mark, Moment, Phase, Result, Tensor};
+use crate::{Error, Holds, Kind, Mark, Moment, Phase, Result, Tensor};
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
@@ -90,7 +90,7 @@ impl Pass<'_> {
                 return Err(Error::Internal { op, path, reason: "backward reads it, but it is gone".into() });
             }
         };
-        let (op, path) = (graph.nodes[v.node].op_name(), v.path.clone());
+        let (op, path, id) = (graph.nodes[v.node].op_name(), v.path.clone(), v.id);
         drop(graph);
         let start = Instant::now();
         let exec = self.tape.exec(&self.device, Kind::Recomputed);
@@ -111,6 +111,7 @@ impl Pass<'_> {
             }
         };
         self.quantize_nanos += start.elapsed().as_nanos() as u64;
+        tensor.storage().note_contents(Holds::Value(id));
         self.values[root].held = Some(tensor.clone());
         Ok(tensor)
     }
@@ -157,6 +158,7 @@ impl Pass<'_> {
         let moment = Moment { phase: Phase::Replay, node: node.sequence };
         let (op, name, path) = (node.op.clone(), node.op_name(), graph.values[outputs[0]].path.clone());
         let specs: SmallVec<[Spec; 3]> = outputs.iter().map(|&o| graph.values[o].spec.clone()).collect();
+        let ids: SmallVec<[u64; 3]> = outputs.iter().map(|&o| graph.values[o].id).collect();
         let profile = graph.options.profile;
         drop(graph);
         let Some(op) = op else {
@@ -173,6 +175,7 @@ impl Pass<'_> {
         self.device.meter().set_moment(moment);
         let produced: SmallVec<[Tensor; 1]> = specs.iter().map(|s| exec.empty_like(s)).collect::<Result<_>>()?;
         op.rule().forward(&exec, &tensors, &produced)?;
+        produced.iter().zip(ids).for_each(|(tensor, id)| tensor.storage().note_contents(Holds::Value(id)));
         self.device.meter().set_moment(self.visiting);
         drop(tensors);
         self.nodes[key].replays += 1;

@@ -2,10 +2,12 @@
 
 use super::Tape;
 use super::graph::{Disposition, Graph, MarkSource, NodeKey, Stored, ValueKey};
-use crate::{Error, Kind, Ledger, LedgerEntry, Lint, Mark, Origin, Result, RuleUse};
+use crate::{Error, Kind, Ledger, LedgerEntry, Lint, Mark, Name, Names, Origin, Result, RuleUse};
 use slotmap::SecondaryMap;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashMap, HashSet};
+
+type Sources = SmallVec<[ValueKey; 2]>;
 
 impl Tape {
     /// Every saved tensor of this tape right now: its bytes, mark, who decided, who reads it, what a replay costs.
@@ -23,6 +25,18 @@ impl Tape {
             ledger.lint.extend(policy.lint(&ledger));
         }
         Ok(ledger)
+    }
+
+    /// The paths of the nodes and values that are on this tape now, for a [`Timeline`](crate::Timeline).
+    pub fn names(&self) -> Names {
+        let graph = self.graph();
+        let mut names = Names::default();
+        for node in graph.nodes.values() {
+            let name = |value: ValueKey| Name { path: graph.values[value].path.to_string(), op: node.op_name() };
+            names.nodes.insert(node.sequence, name(node.outputs[0]));
+            names.values.extend(node.outputs.iter().map(|&output| (graph.values[output].id, name(output))));
+        }
+        names
     }
 }
 
@@ -101,6 +115,24 @@ impl Graph {
         (flops, seen.len() as u64)
     }
 
+    /// What a replay of a root begins with: stored values and inputs, the nearest first. Parameters apart. `known` holds
+    /// those of earlier roots.
+    fn replay_sources(&self, root: ValueKey, known: &SecondaryMap<ValueKey, Sources>) -> Sources {
+        let mut sources = Sources::new();
+        if !self.is_dropped(root) {
+            return sources;
+        }
+        let inputs = || self.nodes[self.values[root].node].inputs.iter().map(|&i| self.root(i));
+        let stored = inputs().filter(|&r| !self.is_dropped(r) && self.nodes[self.values[r].node].parameter.is_none());
+        let dropped = inputs().filter_map(|r| known.get(r)).flatten().copied();
+        for source in stored.chain(dropped) {
+            if sources.len() < LedgerEntry::MOST_SOURCES && !sources.contains(&source) {
+                sources.push(source);
+            }
+        }
+        sources
+    }
+
     fn ledger_entries(&self) -> Vec<LedgerEntry> {
         let mut readers: HashMap<ValueKey, Vec<String>> = HashMap::new();
         for node in self.in_recording_order() {
@@ -113,12 +145,13 @@ impl Graph {
                 }
             }
         }
-        let (mut entries, mut costs) = (Vec::new(), SecondaryMap::new());
+        let (mut entries, mut costs, mut sources) = (Vec::new(), SecondaryMap::new(), SecondaryMap::new());
         for key in self.roots() {
             let v = &self.values[key];
             let node = &self.nodes[v.node];
             let (recompute_flops, depth) = self.replay_cost(key, &costs);
             costs.insert(key, (recompute_flops, depth));
+            sources.insert(key, self.replay_sources(key, &sources));
             let owned_leaf = node.is_leaf() && self.is_held_by_tape_alone(key);
             let listed = if node.is_leaf() {
                 owned_leaf
@@ -141,6 +174,7 @@ impl Graph {
                 readers: readers.remove(&key).unwrap_or_default(),
                 recompute_flops,
                 depth,
+                replayed_from: sources[key].iter().map(|&source| self.values[source].path.to_string()).collect(),
                 quantization_error: v.quantization_error,
                 held_by_handle: v.root_handles > 0,
             });

@@ -8,7 +8,7 @@ use super::audit::Fingerprint;
 use super::graph::{Disposition, Graph, NodeKey, PendingQuantize, Quantized, Stored, ValueKey};
 use super::trace::Event;
 use crate::ops::Spec;
-use crate::{Error, Mark, Result, Tensor};
+use crate::{Error, Holds, Mark, Result, Tensor};
 
 impl Graph {
     pub(super) fn count_handle(&mut self, value: ValueKey, change: i32) {
@@ -261,6 +261,9 @@ impl Graph {
         match result {
             // The user may have freed it, or a pass may have ended, while the kernel ran.
             Ok(quantized) if matches!(v.stored, Stored::Full(_)) => {
+                for part in [&quantized.q, &quantized.scales] {
+                    part.storage().note_contents(Holds::Value(v.id));
+                }
                 v.stored = Stored::Quantized(quantized);
                 v.quantization_error = error;
                 self.stats.quantized += 1;
