@@ -512,9 +512,10 @@ pub enum Kernel<'a> {
     },
     /// Symmetric absmax int8 by groups of `group` consecutive elements of the last dimension (the last group of a row
     /// may be short): scale = absmax / 127 as f32, q = round-to-nearest-even(x / scale) in [-127, 127] as bytes (u8
-    /// holding i8). A zero group has scale 0 and q 0. x f64, f32, bf16 or f16. A group with a NaN or infinity gets
+    /// holding i8); with `rounding`, q = floor(x / scale + u) where u in [0, 1) is word i of the stream for element i in
+    /// row-major order, so that q scale is x on average. A zero group has scale 0 and q 0. x f64, f32, bf16 or f16. A group with a NaN or infinity gets
     /// scale NaN (the engine looks for it). rank 0 counts as one row of one element.
-    Quantize { x: &'a Tensor, group: usize, q: &'a Tensor, scales: &'a Tensor },
+    Quantize { x: &'a Tensor, group: usize, rounding: Option<RandomStream>, q: &'a Tensor, scales: &'a Tensor },
     /// out = q scale, out in the original's dtype and shape.
     Dequantize { q: &'a Tensor, scales: &'a Tensor, group: usize, out: &'a Tensor },
     /// out = uniform numbers in [0, 1): 24 random bits for f32, word i as in [`RandomStream`]; likewise 32 bits for f64, 11 for

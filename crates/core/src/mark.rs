@@ -55,6 +55,9 @@ impl Default for Int8Spec {
 pub enum Rounding {
     /// To the nearest integer, ties to even.
     Nearest,
+    /// Up with the probability of what would be cut off, else down: the stored value is the true one on average. Seeded by
+    /// the tape's seed and the value's number, so that equal tapes store equal bits.
+    Stochastic,
 }
 
 /// What a policy is told of a value. It is never asked for views, leaves, integers and per-row statistics.

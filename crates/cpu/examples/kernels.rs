@@ -149,7 +149,12 @@ impl Bench {
         )?;
         let q = Tensor::uninit(&self.device, &[rows, n], DType::U8, Kind::Input)?;
         let scales = self.empty(&[rows, n / 64])?;
-        self.time("quantize", 1.25 * bytes, "GB/s", &[Kernel::Quantize { x: &x, group: 64, q: &q, scales: &scales }])?;
+        self.time(
+            "quantize",
+            1.25 * bytes,
+            "GB/s",
+            &[Kernel::Quantize { x: &x, group: 64, rounding: None, q: &q, scales: &scales }],
+        )?;
         let back = Kernel::Dequantize { q: &q, scales: &scales, group: 64, out: &out };
         self.time("dequantize", 1.25 * bytes, "GB/s", &[back])?;
         let config = AdamWConfig { lr: 1e-9, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.0 };

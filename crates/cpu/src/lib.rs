@@ -175,7 +175,9 @@ impl Backend for Cpu {
             Kernel::AttentionGradMask { q, k, v, mask, g, lse, delta, spec, dmask } => {
                 attention_grad::attention_grad_mask(exec, Saved { q, k, v, mask, g, lse, delta, spec }, dmask)?
             }
-            Kernel::Quantize { x, group, q, scales } => quantize::quantize(exec, x, group, q, scales)?,
+            Kernel::Quantize { x, group, rounding, q, scales } => {
+                quantize::quantize(exec, x, (group, rounding), q, scales)?
+            }
             Kernel::Dequantize { q, scales, group, out } => quantize::dequantize(exec, q, scales, group, out)?,
             Kernel::Uniform { stream, out } => random::uniform(exec, stream, out)?,
             Kernel::Normal { stream, std, out } => random::normal(exec, stream, std, out)?,

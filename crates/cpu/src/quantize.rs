@@ -1,13 +1,21 @@
-//! Symmetric absmax int8 by groups of consecutive elements of the last dimension: scale = absmax / 127, q = round to
-//! nearest even (x / scale). Each row is read once: a group stays in cache between its absmax and its rounding.
+//! Symmetric absmax int8 by groups of consecutive elements of the last dimension: scale = absmax / 127, q = x / scale
+//! rounded to nearest even, or up with the probability of what is cut off. Each row is read once: a group stays in cache between its absmax and its rounding.
 
 use crate::exec::Exec;
 use crate::math::{Float, reduce_blocks};
+use crate::random::words;
 use crate::softmax::for_each_row;
 use crate::view::{BLOCK, Rows, Span, for_float, lanes};
+use retape_core::kernel::RandomStream;
 use retape_core::{Result, Tensor};
 
-pub(crate) fn quantize(exec: &Exec, x: &Tensor, group: usize, q: &Tensor, scales: &Tensor) -> Result<()> {
+pub(crate) fn quantize(
+    exec: &Exec,
+    x: &Tensor,
+    (group, rounding): (usize, Option<RandomStream>),
+    q: &Tensor,
+    scales: &Tensor,
+) -> Result<()> {
     for_float!("quantize", x.dtype(), T => {
         let (xs, qs, scales) = (Rows::<T>::of(x), Rows::<u8>::of(q), Span::<f32>::of(scales));
         let groups = xs.width.div_ceil(group);
@@ -15,16 +23,18 @@ pub(crate) fn quantize(exec: &Exec, x: &Tensor, group: usize, q: &Tensor, scales
             let (x, q) = (xs.row(r), qs.row(r));
             for k in 0..groups {
                 let (first, len) = (k * group, group.min(xs.width - k * group));
-                scales.set(r * groups + k, quantize_group::<T>(x.sub(first, len), q.sub(first, len)));
+                let draws = rounding.map(|stream| (stream, (r * xs.width + first) as u64));
+                scales.set(r * groups + k, quantize_group::<T>(x.sub(first, len), q.sub(first, len), draws));
             }
         });
     });
     Ok(())
 }
 
-/// Quantizes one group and gives its scale.
+/// Quantizes one group and gives its scale. `draws`: the stream that decides what is rounded up, and the first element's
+/// number in it.
 #[inline(always)]
-fn quantize_group<T: Float>(x: Span<T>, q: Span<u8>) -> f32 {
+fn quantize_group<T: Float>(x: Span<T>, q: Span<u8>, draws: Option<(RandomStream, u64)>) -> f32 {
     let absmax = reduce_blocks(
         x.len(),
         T::ZERO,
@@ -44,7 +54,15 @@ fn quantize_group<T: Float>(x: Span<T>, q: Span<u8>) -> f32 {
     let limit = T::of(127.0);
     for i in (0..x.len()).step_by(BLOCK) {
         let block = x.load::<BLOCK>(i, T::ZERO);
-        let bytes = lanes!(j => (block[j] / divisor).limit(-limit, limit).to_byte());
+        let bytes = match draws {
+            None => lanes!(j => (block[j] / divisor).limit(-limit, limit).to_byte()),
+            Some((stream, start)) => {
+                let words = words(stream, start + i as u64);
+                // The nearest whole number to the floor is the floor.
+                let up = |x: T, word: u32| T::of((x.wide() + f64::from(word) / 4_294_967_296.0).floor());
+                lanes!(j => up(block[j] / divisor, words[j]).limit(-limit, limit).to_byte())
+            }
+        };
         q.store(i, if zero { [0; BLOCK] } else { bytes });
     }
     if bad { f32::NAN } else { scale }

@@ -328,7 +328,7 @@ fn int8_round_trip() {
                 *groups.last_mut().unwrap_or(&mut 0) = width.div_ceil(group);
                 let q = Tensor::full(&device, shape, DType::U8, 77.0).unwrap();
                 let scales = poisoned(&device, DType::F32, if shape.is_empty() { &[] } else { &groups });
-                run(&device, Kernel::Quantize { x: &x, group, q: &q, scales: &scales });
+                run(&device, Kernel::Quantize { x: &x, group, rounding: None, q: &q, scales: &scales });
                 let out = poisoned(&device, dtype, shape);
                 run(&device, Kernel::Dequantize { q: &q, scales: &scales, group, out: &out });
                 let held = x.to_f64_vec().unwrap();
@@ -364,7 +364,7 @@ fn int8_round_trip() {
         let x = tensor(&device, DType::F32, &[2, 4], &[1.0, bad, 2.0, 3.0, 1.0, 2.0, 3.0, 4.0]);
         let (q, scales) =
             (Tensor::full(&device, &[2, 4], DType::U8, 0.0).unwrap(), poisoned(&device, DType::F32, &[2, 1]));
-        run(&device, Kernel::Quantize { x: &x, group: 4, q: &q, scales: &scales });
+        run(&device, Kernel::Quantize { x: &x, group: 4, rounding: None, q: &q, scales: &scales });
         let scales = scales.to_vec::<f32>().unwrap();
         assert!(scales[0].is_nan() && scales[1] == 4.0 / 127.0);
     }

@@ -1,6 +1,7 @@
 //! Rules in TOML.
 
 use crate::presets::{self, Context};
+use crate::rule::parse_rounding;
 use crate::{Error, Result, Rule, RuleSet, parse_bytes, parse_mark};
 use retape_core::{Int8Spec, Mark, Origin};
 use serde::Deserialize;
@@ -21,6 +22,7 @@ struct Entry {
     mark: String,
     ids: Option<Vec<u64>>,
     group: Option<usize>,
+    rounding: Option<String>,
     op: Option<String>,
     min_bytes: Option<NumberOrText>,
     max_bytes: Option<NumberOrText>,
@@ -57,6 +59,7 @@ impl RuleSet {
     ///     path = "blocks.*.mlp.*"      # see `Rule` for the patterns; or `ids`, see `Rule::ids`
     ///     mark = "int8"                # or "keep", "recompute"
     ///     group = 32                   # of int8: elements per scale, 64 if left out
+    ///     rounding = "stochastic"      # of int8: or "nearest", which it is if left out
     ///     op = "gelu*"                 # this and all below may be left out
     ///     min_bytes = "1MiB"           # or a plain number
     ///     max_bytes = "1.5GB"
@@ -93,6 +96,15 @@ fn rule(entry: Entry) -> Result<Rule, String> {
         (Mark::Int8(spec), Some(group)) => Mark::Int8(Int8Spec { group, ..spec }),
         (mark, None) => mark,
         (mark, Some(_)) => return Err(format!("`group` belongs to mark = \"int8\", and the mark is \"{mark}\"")),
+    };
+    let mark = match (mark, entry.rounding.as_deref()) {
+        (mark, None) => mark,
+        (Mark::Int8(spec), Some(name)) => {
+            let rounding = parse_rounding(name);
+            let rounding = rounding.ok_or_else(|| format!("rounding `{name}` is neither nearest nor stochastic"))?;
+            Mark::Int8(Int8Spec { rounding, ..spec })
+        }
+        (mark, Some(_)) => return Err(format!("`rounding` belongs to mark = \"int8\", and the mark is \"{mark}\"")),
     };
     match (&entry.path, &entry.ids) {
         (None, None) => {

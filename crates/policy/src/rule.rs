@@ -1,6 +1,6 @@
 use crate::glob::{Candidate, Glob, shortened};
 use crate::{Error, Result, parse_bytes};
-use retape_core::{Int8Spec, Mark, Site};
+use retape_core::{Int8Spec, Mark, Rounding, Site};
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
 use std::str::FromStr;
@@ -129,8 +129,8 @@ impl Rule {
     }
 }
 
-/// Reads `GLOB=keep`, `GLOB=recompute` or `GLOB=int8`; of int8 the group may follow (`GLOB=int8:group=32`), and of any mark
-/// predicates as `Display` writes them: ` where op=gelu*, bytes>=64, bytes<=4096, rank=2, shape=[*, >=8], intensity<=8`.
+/// Reads `GLOB=keep`, `GLOB=recompute` or `GLOB=int8`; of int8 the group and the rounding may follow
+/// (`GLOB=int8:group=32:rounding=stochastic`), and of any mark predicates as `Display` writes them: ` where op=gelu*, bytes>=64, bytes<=4096, rank=2, shape=[*, >=8], intensity<=8`.
 impl FromStr for Rule {
     type Err = Error;
 
@@ -141,22 +141,44 @@ impl FromStr for Rule {
             Some((head, predicates)) if head.contains('=') => (head, Some(predicates)),
             _ => (text, None),
         };
-        let (head, group) = match head.rsplit_once("=int8:group=") {
-            Some((pattern, group)) => (format!("{pattern}=int8"), Some(group)),
-            None => (head.to_owned(), None),
-        };
-        let (pattern, mark) =
-            head.rsplit_once('=').ok_or_else(|| wrong("has no mark; write GLOB=keep, GLOB=recompute or GLOB=int8"))?;
-        let mark = match (parse_mark(mark)?, group) {
-            (Mark::Int8(spec), Some(group)) => {
-                let group = group.parse().ok().filter(|&group: &usize| group > 0);
-                let group = group.ok_or_else(|| wrong("write int8:group=N with a whole number N >= 1"))?;
-                Mark::Int8(Int8Spec { group, ..spec })
+        let (pattern, mark) = match head.rsplit_once("=int8:") {
+            Some((pattern, arguments)) => {
+                let arguments = arguments.split(':').try_fold(Int8Spec::default(), int8_argument);
+                (pattern, Mark::Int8(arguments.map_err(wrong)?))
             }
-            (mark, _) => mark,
+            None => {
+                let (pattern, mark) = head
+                    .rsplit_once('=')
+                    .ok_or_else(|| wrong("has no mark; write GLOB=keep, GLOB=recompute or GLOB=int8"))?;
+                (pattern, parse_mark(mark)?)
+            }
         };
         let rule = Rule::new(pattern, mark)?;
         outside_brackets(predicates.unwrap_or_default()).try_fold(rule, Rule::with_predicate)
+    }
+}
+
+/// Reads `group=N` or `rounding=..` of an int8 mark.
+fn int8_argument(spec: Int8Spec, argument: &str) -> Result<Int8Spec, &'static str> {
+    match argument.split_once('=') {
+        Some(("group", group)) => {
+            let group = group.parse().ok().filter(|&group: &usize| group > 0);
+            group.map(|group| Int8Spec { group, ..spec }).ok_or("write int8:group=N with a whole number N >= 1")
+        }
+        Some(("rounding", name)) => {
+            let rounding = parse_rounding(name).ok_or("write int8:rounding=nearest or int8:rounding=stochastic")?;
+            Ok(Int8Spec { rounding, ..spec })
+        }
+        _ => Err("int8 takes group=N and rounding=nearest or rounding=stochastic"),
+    }
+}
+
+/// The rounding of this name.
+pub(crate) fn parse_rounding(name: &str) -> Option<Rounding> {
+    match name {
+        "nearest" => Some(Rounding::Nearest),
+        "stochastic" => Some(Rounding::Stochastic),
+        _ => None,
     }
 }
 
@@ -193,6 +215,13 @@ impl Rule {
                 let dims = dims.strip_prefix('[').and_then(|dims| dims.strip_suffix(']')).ok_or_else(wrong)?;
                 self.shape(dims.split(',').map(str::trim))
             }
+            ("ids", "=", list) => {
+                let list = list.strip_prefix('[').and_then(|list| list.strip_suffix(']'));
+                let ids =
+                    list.and_then(|list| list.split(',').map(|id| id.trim().parse().ok()).collect::<Option<Vec<_>>>());
+                let ids = ids.ok_or_else(wrong)?;
+                Ok(self.ids(ids))
+            }
             ("intensity", "<=", max) => max.parse().map_err(|_| wrong()).map(|max| self.max_intensity(max)),
             _ => Err(wrong()),
         }
@@ -206,6 +235,9 @@ impl fmt::Display for Rule {
             && spec != Int8Spec::default()
         {
             write!(f, ":group={}", spec.group)?;
+            if spec.rounding == Rounding::Stochastic {
+                f.write_str(":rounding=stochastic")?;
+            }
         }
         let shape: Vec<_> = self.shape.iter().map(|dim| dim.text.as_str()).collect();
         let predicates = [
@@ -215,7 +247,7 @@ impl fmt::Display for Rule {
             self.rank.map(|rank| format!("rank={rank}")),
             (!shape.is_empty()).then(|| format!("shape=[{}]", shape.join(", "))),
             self.max_intensity.map(|max| format!("intensity<={max}")),
-            self.ids.first().map(|id| format!("ids={id}{}", if self.ids.len() > 1 { ",.." } else { "" })),
+            (!self.ids.is_empty()).then(|| format!("ids={:?}", self.ids)),
         ];
         for (i, predicate) in predicates.into_iter().flatten().enumerate() {
             write!(f, "{}{predicate}", if i == 0 { " where " } else { ", " })?;

@@ -148,7 +148,7 @@ fn a_policy_may_be_the_path_of_a_file() {
 
 #[test]
 fn wrong_files() {
-    let fields = "expected one of `path`, `mark`, `ids`, `group`, `op`, `min_bytes`, `max_bytes`, `rank`, `shape`, `max_intensity`";
+    let fields = "expected one of `path`, `mark`, `ids`, `group`, `rounding`, `op`, `min_bytes`, `max_bytes`, `rank`, `shape`, `max_intensity`";
     let second = |text: &str| format!("[[rule]]\npath='a'\nmark='keep'\n[[rule]]\n{text}");
     let in_second = |reason: &str| format!("[[rule]] number 2: {reason}");
     for (text, message) in [

@@ -8,7 +8,8 @@ use super::audit::Fingerprint;
 use super::scope::ScopeFrame;
 use super::trace::Event;
 use super::{ParameterId, Stats, TapeOptions};
-use crate::mark::{Decision, Site};
+use crate::kernel::RandomStream;
+use crate::mark::{Decision, Int8Spec, Site};
 use crate::ops::{Op, Saves, Slot, Spec};
 use crate::{Device, Error, Holds, Mark, Result, Tensor};
 use slotmap::{SlotMap, new_key_type};
@@ -182,7 +183,7 @@ pub(crate) struct NewValue {
 pub(crate) struct PendingQuantize {
     pub value: ValueKey,
     pub tensor: Tensor,
-    pub group: usize,
+    pub spec: Int8Spec,
 }
 
 #[derive(Debug)]
@@ -278,6 +279,11 @@ impl Graph {
     /// Whether a pass has begun since the value was recorded: its mark is fixed, so that the next pass gives the same bits.
     pub fn mark_is_fixed(&self, value: ValueKey) -> bool {
         self.nodes[self.values[value].node].sequence < self.marked_before
+    }
+
+    /// What decides how a value's int8 is rounded: another stream than any op's, whose counters count from 0.
+    pub fn rounding_stream(&self, value: ValueKey) -> RandomStream {
+        RandomStream { seed: self.options.seed, counter: 1 << 63 | self.values[value].id }
     }
 
     /// What a policy is told of a value, under this path.

@@ -15,7 +15,7 @@ use crate::device::same_device;
 use crate::kernel::RandomStream;
 use crate::layout::Shape;
 use crate::ops::{Exec, Op, Outputs, Saves, Spec};
-use crate::{DType, Device, Error, Kernel, Kind, Mark, Moment, Phase, Policy, Result, Tensor};
+use crate::{DType, Device, Error, Int8Spec, Kernel, Kind, Mark, Moment, Phase, Policy, Result, Rounding, Tensor};
 use graph::{Disposition, Graph, MarkSource, NewNode, NewValue, PendingQuantize, Quantized, ValueKey};
 pub use pass::GradOptions;
 pub use scope::{Scope, checkpoint};
@@ -434,13 +434,13 @@ impl Tape {
 
     /// Runs a settling's kernel outside the borrow.
     fn quantize(&self, pending: PendingQuantize) {
-        let PendingQuantize { value, tensor, group } = pending;
+        let PendingQuantize { value, tensor, spec } = pending;
         let start = Instant::now();
-        let (device, measure) = {
+        let (device, measure, stream) = {
             let graph = self.graph();
-            (graph.device.clone(), graph.options.measure_quantization)
+            (graph.device.clone(), graph.options.measure_quantization, graph.rounding_stream(value))
         };
-        let result = quantize(&self.exec(&device, Kind::Quantized), &tensor, group).map_err(|error| {
+        let result = quantize(&self.exec(&device, Kind::Quantized), &tensor, spec, stream).map_err(|error| {
             let graph = self.graph();
             let v = &graph.values[value];
             error.of_value(&v.path, graph.nodes[v.node].op_name())
@@ -490,8 +490,10 @@ fn allocate(exec: &Exec<'_>, promised: &Outputs) -> Result<SmallVec<[Tensor; 1]>
     promised.iter().map(|o| exec.empty_like(&o.spec)).collect()
 }
 
-/// Stores a tensor as int8. Fails where a group isn't finite, or has no elements; the caller names the value.
-fn quantize(exec: &Exec<'_>, tensor: &Tensor, group: usize) -> Result<Quantized> {
+/// Stores a tensor as int8; `stream` is for stochastic rounding. Fails where a group isn't finite, or has no elements; the
+/// caller names the value.
+fn quantize(exec: &Exec<'_>, tensor: &Tensor, int8: Int8Spec, stream: RandomStream) -> Result<Quantized> {
+    let group = int8.group;
     if group == 0 {
         let reason = EMPTY_GROUP.into();
         return Err(Error::MarkNotAllowed { mark: "int8", path: String::new(), op: "", reason });
@@ -502,9 +504,13 @@ fn quantize(exec: &Exec<'_>, tensor: &Tensor, group: usize) -> Result<Quantized>
         Some(last) => *last = last.div_ceil(group),
         None => scales.push(1),
     }
+    let rounding = match int8.rounding {
+        Rounding::Nearest => None,
+        Rounding::Stochastic => Some(stream),
+    };
     let q = exec.empty(&spec.shape, DType::U8)?;
     let scales = exec.empty(&scales, DType::F32)?;
-    exec.run(Kernel::Quantize { x: tensor, group, q: &q, scales: &scales })?;
+    exec.run(Kernel::Quantize { x: tensor, group, rounding, q: &q, scales: &scales })?;
     if scales.device().computes() && scales.to_vec::<f32>()?.iter().any(|s| s.is_nan()) {
         return Err(Error::NonFinite { path: String::new(), op: "" });
     }

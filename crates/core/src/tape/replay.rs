@@ -5,7 +5,7 @@ use super::graph::{Disposition, Graph, NodeKey, Quantized, Stored, ValueKey};
 use super::pass::Pass;
 use super::{dequantize, quantize};
 use crate::ops::Spec;
-use crate::{Error, Holds, Kind, Mark, Moment, Phase, Result, Tensor};
+use crate::{Error, Holds, Int8Spec, Kind, Mark, Moment, Phase, Result, Tensor};
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
@@ -16,7 +16,7 @@ enum Source {
     /// Dequantize the store.
     Dequantize(Quantized),
     /// The user holds an Int8 value: quantize and dequantize it, as if no handle existed.
-    RoundTrip(Tensor, usize),
+    RoundTrip(Tensor, Int8Spec),
 }
 
 impl Pass<'_> {
@@ -81,7 +81,7 @@ impl Pass<'_> {
             (Stored::Quantized(quantized), _) => Source::Dequantize(quantized.clone()),
             (_, Some(live)) => match (graph.disposition(root), v.mark) {
                 (Disposition::Quantize, Some(Mark::Int8(spec))) if matches!(v.stored, Stored::Unsettled) => {
-                    Source::RoundTrip(live.clone(), spec.group)
+                    Source::RoundTrip(live.clone(), spec)
                 }
                 _ => Source::Ready(live.clone()),
             },
@@ -91,6 +91,7 @@ impl Pass<'_> {
             }
         };
         let (op, path, id) = (graph.nodes[v.node].op_name(), v.path.clone(), v.id);
+        let stream = graph.rounding_stream(root);
         drop(graph);
         let start = Instant::now();
         let exec = self.tape.exec(&self.device, Kind::Recomputed);
@@ -100,8 +101,8 @@ impl Pass<'_> {
                 self.tape.graph().stats.quantize_traffic += quantized.traffic();
                 dequantize(&exec, &quantized)?
             }
-            Source::RoundTrip(live, group) => {
-                let stored = match quantize(&self.tape.exec(&self.device, Kind::Quantized), &live, group) {
+            Source::RoundTrip(live, spec) => {
+                let stored = match quantize(&self.tape.exec(&self.device, Kind::Quantized), &live, spec, stream) {
                     Err(Error::NonFinite { .. }) if self.tape.graph().keep_full(root) => return Ok(live),
                     other => other.map_err(|error| error.of_value(&path, op))?,
                 };

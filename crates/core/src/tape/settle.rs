@@ -179,7 +179,7 @@ impl Graph {
                     let Some(Mark::Int8(spec)) = self.values[value].mark else { unreachable!("only Int8 quantizes") };
                     // Full until the kernel has run; a failure leaves it so.
                     self.store_full(value, tensor.clone());
-                    pending = Some(PendingQuantize { value, tensor, group: spec.group });
+                    pending = Some(PendingQuantize { value, tensor, spec });
                     self.drop_recipe(value, &mut released);
                 }
                 Disposition::Drop => {

@@ -1,7 +1,7 @@
 //! A plan, as a policy and as a file of rules.
 
 use super::graph::{Choice, Graph, like};
-use retape_core::{Decision, Ledger, Lint, Mark, Origin, Policy, RuleInfo, Site, Trace};
+use retape_core::{Decision, Ledger, Lint, Mark, Origin, Policy, Rounding, RuleInfo, Site, Trace};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -65,7 +65,13 @@ impl Plan {
         let mut groups: BTreeMap<(String, &str, Vec<usize>, String), Vec<u64>> = BTreeMap::new();
         for planned in &self.marks {
             let mark = match planned.mark {
-                Mark::Int8(spec) => format!("mark = \"int8\"\ngroup = {}", spec.group),
+                Mark::Int8(spec) => {
+                    let rounding = match spec.rounding {
+                        Rounding::Stochastic => "stochastic",
+                        _ => "nearest",
+                    };
+                    format!("mark = \"int8\"\ngroup = {}\nrounding = \"{rounding}\"", spec.group)
+                }
                 mark => format!("mark = \"{}\"", mark.name()),
             };
             let key = (like(&planned.path), planned.op, planned.shape.clone(), mark);
