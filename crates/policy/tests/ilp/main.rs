@@ -1,0 +1,131 @@
+//! The planner against an integer linear program of the engine's rules, solved to the proven optimum.
+//!
+//! `RETAPE_ILP_SECONDS` is the time of a solve, and asks for larger models.
+
+#[path = "../graphs/mod.rs"]
+mod graphs;
+mod model;
+mod solve;
+
+use graphs::Dice;
+use model::{Choice, Model};
+use retape_core::{DType, Device, Mark, Tensor, Trace, meta};
+use retape_nn::{AttentionForm, Gpt, GptConfig};
+use retape_policy::{Int8Use, Plan, Planner, PlannerOptions};
+use std::time::Duration;
+
+/// A GPT, with what its user holds during a step.
+struct Recorded {
+    device: Device,
+    model: Gpt,
+    tokens: Tensor,
+    targets: Tensor,
+}
+
+impl Recorded {
+    fn gpt(layers: usize, attention: AttentionForm) -> Recorded {
+        let size = GptConfig { dim: 64, heads: 4, kv_heads: 4, seq: 128, batch: 1, ..GptConfig::default() };
+        let config = GptConfig { layers, attention, ..size };
+        let device = meta();
+        let model = Gpt::new(&device, &config, 1).unwrap();
+        let ids = || Tensor::full(&device, &[config.batch, config.seq], DType::I64, 0.0).unwrap();
+        let (tokens, targets) = (ids(), ids());
+        Recorded { device, model, tokens, targets }
+    }
+
+    fn trace(&self) -> Trace {
+        Trace::record(&self.device, None, |tape| self.model.loss(tape, &self.tokens, &self.targets)).unwrap()
+    }
+}
+
+/// A plan's marks as choices of the model's items.
+fn choices(plan: &Plan) -> Vec<Choice> {
+    let of = |mark: &Mark| match mark {
+        Mark::Keep => Choice::Keep,
+        Mark::Recompute => Choice::Recompute,
+        _ => Choice::Int8,
+    };
+    plan.marks.iter().map(|m| of(&m.mark)).collect()
+}
+
+/// For random marks the model has the engine's peak, to the byte, and its cost.
+#[test]
+fn the_model_has_the_engines_peak() {
+    for (layers, attention, int8) in [
+        (1, AttentionForm::Flash, true),
+        (2, AttentionForm::Flash, false),
+        (2, AttentionForm::Flash, true),
+        (4, AttentionForm::Flash, true),
+    ] {
+        let gpt = Recorded::gpt(layers, attention);
+        let trace = gpt.trace();
+        let model = Model::new(&trace, gpt.device.meter(), int8);
+        let runs = 300;
+        for seed in 0..runs {
+            let mut dice = Dice::new(seed);
+            let odds = 1 + dice.throw(8);
+            let throw = |item: &model::Item| match (dice.throw(9) < odds, item.int8_bytes) {
+                (false, Some(_)) if dice.throw(2) == 0 => Choice::Int8,
+                (false, _) => Choice::Keep,
+                (true, _) => Choice::Recompute,
+            };
+            let choices: Vec<Choice> = model.items.iter().map(throw).collect();
+            let (run, cost) = model.run(&choices);
+            let (peak, predicted) = model.predict(&choices);
+            assert!((cost - predicted).abs() < 1e-9 * model.step, "{seed}: cost {cost}, {predicted} predicted");
+            assert_eq!(peak as u64, run.peak_bytes, "{seed}: peak at {:?}", run.peak_moment);
+        }
+        println!(
+            "{layers} layers, int8 {int8}: {} values, {} variables, {} rows of memory, {} rules; the engine's peak in {runs} of {runs} runs",
+            model.items.len(),
+            model.variables.len(),
+            model.rows.len(),
+            model.rules.len()
+        );
+    }
+}
+
+/// The planner against the optimum, or where time ends first against the solver's bound.
+fn compare(layers: usize, int8: bool, budgets: usize, limit: Duration) {
+    let gpt = Recorded::gpt(layers, AttentionForm::Flash);
+    let trace = gpt.trace();
+    let model = Model::new(&trace, gpt.device.meter(), int8);
+    let options = PlannerOptions { int8: int8.then(Int8Use::default), ..PlannerOptions::default() };
+    let planner = Planner::new(gpt.trace(), options).unwrap();
+    println!(
+        "{layers} layers, int8 {int8}: budgets {} .. {} bytes",
+        planner.smallest(),
+        planner.largest()
+    );
+    println!("| budget | planner, % of a step | best found | bound | proven | gap of a step | gap of the overhead | nodes | s |");
+    for at in 0..budgets {
+        let budget = planner.smallest() + (planner.largest() - planner.smallest()) * at as u64 / budgets as u64;
+        let plan = planner.plan(budget).unwrap();
+        let (peak, cost) = model.predict(&choices(&plan));
+        assert_eq!(peak as u64, plan.peak_bytes);
+        let solved = solve::solve(&model, budget, Some(&choices(&plan)), false, limit);
+        let best = solved.best.as_ref().map_or(f64::NAN, |b| b.1);
+        println!(
+            "| {budget} | {:.3} | {:.3} | {:.3} | {} | {:.3}% | {:.2}% | {} | {:.2} |",
+            100.0 * cost / model.step,
+            100.0 * best / model.step,
+            100.0 * solved.bound / model.step,
+            solved.proven,
+            100.0 * (cost - solved.bound) / (model.step + solved.bound),
+            100.0 * (cost - solved.bound) / solved.bound,
+            solved.nodes,
+            solved.elapsed.as_secs_f64()
+        );
+        if let Some((best, cost)) = &solved.best {
+            let (run, own) = model.run(best);
+            assert!(run.peak_bytes <= budget, "the solver's marks take {} of {budget}", run.peak_bytes);
+            assert!((cost - own).abs() < 1e-6 * model.step, "{cost} {own}");
+        }
+    }
+}
+
+#[test]
+fn optimum() {
+    compare(1, false, 8, Duration::from_secs(5));
+    compare(2, false, 8, Duration::from_secs(20));
+}
