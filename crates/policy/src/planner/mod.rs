@@ -113,12 +113,13 @@ impl Planner {
     pub fn new(trace: Trace, options: PlannerOptions) -> Result<Planner> {
         let PlannerOptions { costs, int8 } = options;
         let int8 = int8.unwrap_or_else(|| Int8Use { max_gradient_error: Some(0.0), ..Int8Use::default() });
-        let max_error = int8.max_gradient_error.unwrap_or(f64::INFINITY);
-        let worst =
-            int8.sensitivity.values().copied().fold(None, |worst: Option<f64>, e| Some(worst.map_or(e, |w| w.max(e))));
+        // No number, or one below nothing, must not let more pass.
+        let max_error = int8.max_gradient_error.map_or(f64::INFINITY, |e| e.max(0.0));
+        let measured = |e: &f64| if e.is_nan() { f64::INFINITY } else { e.max(0.0) };
+        let worst = int8.sensitivity.values().map(measured).max_by(f64::total_cmp);
         let error = |value: &TraceValue| {
             let unknown = if max_error.is_finite() { f64::INFINITY } else { 0.0 };
-            int8.sensitivity.get(&value.path).copied().or(worst).unwrap_or(unknown)
+            int8.sensitivity.get(&value.path).map(measured).or(worst).unwrap_or(unknown)
         };
         let rules = (max_error > 0.0).then_some(Int8Rules { spec: int8.spec, error: &error });
         let graph = Graph::new(&trace, &costs, rules);
@@ -174,7 +175,9 @@ impl Planner {
             }
             let error = self.graph.error(&choices).max(fits.error.min(next.error));
             let point = run(&self.trace, &self.graph, self.costs.of_traffic(1), choices.into(), error)?;
-            if point.peak <= budget && point.seconds <= best.seconds && point.seconds >= next.seconds {
+            // A part of both may add more error than either.
+            let fine = point.error <= fits.error.max(next.error);
+            if fine && point.peak <= budget && point.seconds <= best.seconds && point.seconds >= next.seconds {
                 (best, low) = (point, middle);
             } else {
                 high = middle;

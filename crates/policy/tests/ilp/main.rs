@@ -1,6 +1,6 @@
 //! The planner against an integer linear program of the engine's rules, solved to the proven optimum.
 //!
-//! `RETAPE_ILP_SECONDS` is the time of a solve, and asks for larger models.
+//! `RETAPE_ILP_SECONDS` bounds the time of a solve, and asks for larger models.
 
 #[path = "../graphs/mod.rs"]
 mod graphs;
@@ -85,47 +85,63 @@ fn the_model_has_the_engines_peak() {
     }
 }
 
-/// The planner against the optimum, or where time ends first against the solver's bound.
-fn compare(layers: usize, int8: bool, budgets: usize, limit: Duration) {
+/// The planner against the optimum, or where `limit` ends before that is proven against the solver's bound. A row for each
+/// budget, from the smallest up.
+fn compare(layers: usize, int8: bool, budgets: u64, limit: Duration) {
     let gpt = Recorded::gpt(layers, AttentionForm::Flash);
     let trace = gpt.trace();
     let model = Model::new(&trace, gpt.device.meter(), int8);
     let options = PlannerOptions { int8: int8.then(Int8Use::default), ..PlannerOptions::default() };
     let planner = Planner::new(gpt.trace(), options).unwrap();
-    println!(
-        "{layers} layers, int8 {int8}: budgets {} .. {} bytes",
-        planner.smallest(),
-        planner.largest()
-    );
-    println!("| budget | planner, % of a step | best found | bound | proven | gap of a step | gap of the overhead | nodes | s |");
+    let what = if int8 { "with int8" } else { "exact" };
+    println!("{layers} layers, {what}: {} values, {} variables", model.items.len(), model.variables.len());
+    println!("| budget | plan % | best % | bound % | proven | gap of the step % | gap of the overhead % | nodes | s |");
+    println!("|---|---|---|---|---|---|---|---|---|");
     for at in 0..budgets {
-        let budget = planner.smallest() + (planner.largest() - planner.smallest()) * at as u64 / budgets as u64;
+        let budget = planner.smallest() + (planner.largest() - planner.smallest()) * at / budgets;
         let plan = planner.plan(budget).unwrap();
-        let (peak, cost) = model.predict(&choices(&plan));
+        let own = choices(&plan);
+        let (peak, cost) = model.predict(&own);
         assert_eq!(peak as u64, plan.peak_bytes);
-        let solved = solve::solve(&model, budget, Some(&choices(&plan)), false, limit);
-        let best = solved.best.as_ref().map_or(f64::NAN, |b| b.1);
+        assert!((cost - plan.overhead_seconds_percent / 100.0 * model.step).abs() < 1e-9 * model.step);
+        let solved = solve::solve(&model, budget, &own, limit);
+        if let Some((best, cost)) = &solved.best {
+            let (run, measured) = model.run(best);
+            assert!(run.peak_bytes <= budget, "the solver's marks take {} of {budget}", run.peak_bytes);
+            assert!((cost - measured).abs() < 1e-6 * model.step, "the solver's marks cost {measured}, not {cost}");
+        }
+        let percent = |seconds: f64| 100.0 * seconds / model.step;
+        let of_step = 100.0 * (cost - solved.bound) / (model.step + solved.bound);
         println!(
-            "| {budget} | {:.3} | {:.3} | {:.3} | {} | {:.3}% | {:.2}% | {} | {:.2} |",
-            100.0 * cost / model.step,
-            100.0 * best / model.step,
-            100.0 * solved.bound / model.step,
-            solved.proven,
-            100.0 * (cost - solved.bound) / (model.step + solved.bound),
-            100.0 * (cost - solved.bound) / solved.bound,
+            "| {budget} | {:.3} | {:.3} | {:.3} | {} | {of_step:.3} | {:.2} | {} | {:.1} |",
+            percent(cost),
+            solved.best.as_ref().map_or(f64::NAN, |best| percent(best.1)),
+            percent(solved.bound),
+            if solved.proven { "yes" } else { "no" },
+            100.0 * (cost - solved.bound) / solved.bound.max(1e-12),
             solved.nodes,
             solved.elapsed.as_secs_f64()
         );
-        if let Some((best, cost)) = &solved.best {
-            let (run, own) = model.run(best);
-            assert!(run.peak_bytes <= budget, "the solver's marks take {} of {budget}", run.peak_bytes);
-            assert!((cost - own).abs() < 1e-6 * model.step, "{cost} {own}");
-        }
+        assert!(of_step > -1e-4, "the plan beats the optimum: the program is wrong");
+        assert!(
+            of_step <= 2.0 || !solved.proven,
+            "{layers} layers, {what}, {budget} bytes: {of_step}% over the optimum"
+        );
     }
 }
 
+/// Within 2% of the optimum of a step's time.
 #[test]
-fn optimum() {
-    compare(1, false, 8, Duration::from_secs(5));
-    compare(2, false, 8, Duration::from_secs(20));
+fn a_plan_is_nearly_as_cheap_as_the_optimum() {
+    let seconds = std::env::var("RETAPE_ILP_SECONDS").ok();
+    let seconds = seconds.map(|s| s.parse().expect("RETAPE_ILP_SECONDS is a number"));
+    let limit = Duration::from_secs(seconds.unwrap_or(60));
+    compare(1, false, 8, limit);
+    compare(1, true, 8, limit);
+    compare(2, false, if seconds.is_some() { 8 } else { 4 }, limit);
+    if seconds.is_some() {
+        for (layers, int8) in [(3, false), (2, true), (4, false), (6, false), (8, false), (12, false)] {
+            compare(layers, int8, if layers <= 4 { 8 } else { 4 }, limit);
+        }
+    }
 }

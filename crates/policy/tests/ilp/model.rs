@@ -197,7 +197,8 @@ impl<'a> Model<'a> {
         let mut items: Vec<Item> = free.iter().map(|&v| Model::item(trace, v, int8)).collect();
         let mut reads: Vec<Vec<u64>> = vec![Vec::new(); items.len()];
         for node in nodes {
-            let of = |values: &[usize]| -> Vec<usize> { values.iter().filter_map(|v| item_of.get(v).copied()).collect() };
+            let of =
+                |values: &[usize]| -> Vec<usize> { values.iter().filter_map(|v| item_of.get(v).copied()).collect() };
             let outputs = of(&node.outputs);
             assert!(outputs.len() <= 1, "{}: a replay that fills several free values", node.op);
             for input in of(&node.inputs) {
@@ -231,6 +232,7 @@ impl<'a> Model<'a> {
         model.state_rules();
         model.forward_rows(meter);
         model.backward_rows(meter);
+        model.drop_rows_below_others();
         model
     }
 
@@ -308,7 +310,9 @@ impl<'a> Model<'a> {
                 self.items[item].int8_end = Some(place);
             }
         }
-        self.stops.sort_by(|a, b| if a.place.before(b.place) { std::cmp::Ordering::Less } else { std::cmp::Ordering::Greater });
+        self.stops.sort_by(|a, b| {
+            if a.place.before(b.place) { std::cmp::Ordering::Less } else { std::cmp::Ordering::Greater }
+        });
         for (at, pair) in self.stops.windows(2).enumerate() {
             assert!(pair[0].place.before(pair[1].place), "stops {at} and the next are at one place");
         }
@@ -419,7 +423,10 @@ impl<'a> Model<'a> {
                     let runs = self.replayed(consumer, passed);
                     any.add(1.0, &runs);
                     // It runs, and this isn't stored.
-                    rules.push(at_least(&replayed, &runs.clone().plus(1.0, &recompute).plus(-1.0, &Linear::constant(1.0))));
+                    rules.push(at_least(
+                        &replayed,
+                        &runs.clone().plus(1.0, &recompute).plus(-1.0, &Linear::constant(1.0)),
+                    ));
                 }
                 rules.push(at_least(&any, &replayed));
                 if item.int8_bytes.is_none() {
@@ -520,6 +527,19 @@ impl<'a> Model<'a> {
         }
     }
 
+    /// Of moments that differ in nothing that marks decide, only the highest counts.
+    fn drop_rows_below_others(&mut self) {
+        let mut highest: HashMap<Vec<(usize, u64)>, Linear> = HashMap::new();
+        for mut row in std::mem::take(&mut self.rows) {
+            row.terms.retain(|_, factor| *factor != 0.0);
+            let key = row.terms.iter().map(|(&v, f)| (v, f.to_bits())).collect();
+            let known = highest.entry(key).or_insert_with(|| row.clone());
+            known.constant = known.constant.max(row.constant);
+        }
+        self.rows = highest.into_values().collect();
+        self.rows.sort_by(|a, b| a.constant.total_cmp(&b.constant).then_with(|| a.terms.keys().cmp(b.terms.keys())));
+    }
+
     /// Items that aren't read yet at a place, and all int8 stores: what is there of them when so many stops have passed.
     fn open_at(&self, passed: usize, place: Place, except: Option<usize>) -> Linear {
         let mut sum = Linear::default();
@@ -561,7 +581,8 @@ impl<'a> Model<'a> {
             rows.push(Linear::constant(live - unread(passed)).plus(1.0, &self.open_at(passed, place, None)));
         }
         for (at, stop) in self.stops.iter().enumerate() {
-            let event = (log.backward..log.events.len()).find(|&e| !place_of(e).before(stop.place)).unwrap_or(log.events.len());
+            let event =
+                (log.backward..log.events.len()).find(|&e| !place_of(e).before(stop.place)).unwrap_or(log.events.len());
             let base = log.before(event) - unread(at);
             rows.extend(self.stop_rows(at, base));
         }

@@ -17,9 +17,8 @@ pub struct Solved {
     pub elapsed: Duration,
 }
 
-/// Minimises the model's cost for peaks of at most `budget`. `known` is a plan to start from, `relaxed` lets marks be
-/// fractions, which gives a bound.
-pub fn solve(model: &Model<'_>, budget: u64, known: Option<&[Choice]>, relaxed: bool, limit: Duration) -> Solved {
+/// Minimises the model's cost for peaks of at most `budget`, starting from a plan that is known.
+pub fn solve(model: &Model<'_>, budget: u64, known: &[Choice], limit: Duration) -> Solved {
     // The solver's tolerances are absolute: bytes count in the largest item's, seconds in a step's hundredths.
     let unit = model.items.iter().map(|i| i.bytes).fold(1.0, f64::max);
     let hundredth = model.step / 100.0;
@@ -31,7 +30,7 @@ pub fn solve(model: &Model<'_>, budget: u64, known: Option<&[Choice]>, relaxed: 
         .map(|(number, variable)| {
             let cost = model.cost.terms.get(&number).copied().unwrap_or(0.0) / hundredth;
             match variable {
-                Variable::Recompute(_) | Variable::Int8(_) if !relaxed => problem.add_binary_var(cost),
+                Variable::Recompute(_) | Variable::Int8(_) => problem.add_binary_var(cost),
                 _ => problem.add_var(cost, (0.0, 1.0)),
             }
         })
@@ -47,7 +46,7 @@ pub fn solve(model: &Model<'_>, budget: u64, known: Option<&[Choice]>, relaxed: 
     }
     let mut options = SolveOptions::default();
     options.time_limit = Some(limit);
-    options.warm_start = known.map(|known| variables.iter().copied().zip(model.values(known)).collect());
+    options.warm_start = Some(variables.iter().copied().zip(model.values(known)).collect());
     let outcome = problem.solve_with(options).expect("a plan fits, so that there is a solution");
     let stats = outcome.stats();
     let proven = outcome.termination_reason() == TerminationReason::ProvenOptimal;
