@@ -111,14 +111,16 @@ fn compare(layers: usize, int8: bool, budgets: u64, limit: Duration) {
             assert!((cost - measured).abs() < 1e-6 * model.step, "the solver's marks cost {measured}, not {cost}");
         }
         let percent = |seconds: f64| 100.0 * seconds / model.step;
-        let of_step = 100.0 * (cost - solved.bound) / (model.step + solved.bound);
+        // Less than that is the solver's tolerance.
+        let over = if (cost - solved.bound).abs() < 1e-6 * model.step { 0.0 } else { cost - solved.bound };
+        let of_step = 100.0 * over / (model.step + solved.bound);
         println!(
             "| {budget} | {:.3} | {:.3} | {:.3} | {} | {of_step:.3} | {:.2} | {} | {:.1} |",
             percent(cost),
             solved.best.as_ref().map_or(f64::NAN, |best| percent(best.1)),
             percent(solved.bound),
             if solved.proven { "yes" } else { "no" },
-            100.0 * (cost - solved.bound) / solved.bound.max(1e-12),
+            100.0 * over / solved.bound.max(1e-12),
             solved.nodes,
             solved.elapsed.as_secs_f64()
         );
