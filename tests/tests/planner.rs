@@ -34,8 +34,9 @@ fn record(device: &Device, tensors: &[Tensor], config: Config, policy: Option<Rc
 #[test]
 fn a_plan_takes_what_it_says() {
     let device = retape_cpu::device_with_threads(1).unwrap();
-    let (mut plans, mut too_late) = (0, 0);
-    for graph in 1..=cases() {
+    let mut plans = 0;
+    // In the last one a late mark of the user's would come too late where all else is kept.
+    for graph in (1..=cases()).chain([17]) {
         for variant in 0..8 {
             let (segments, handles, late) =
                 (variant % 2 == 1, variant / 2 % 2 * (graph + 1), variant / 4 * (graph + 9));
@@ -46,16 +47,8 @@ fn a_plan_takes_what_it_says() {
             let plain = step(&device, &of_cpu, config, None).unwrap();
             for int8 in [false, true] {
                 let options = PlannerOptions { int8: int8.then(Int8Use::default), ..PlannerOptions::default() };
-                let planner = match Planner::new(record(&dry, &of_dry, config, None), options) {
-                    Ok(planner) => planner,
-                    Err(e) => {
-                        too_late += 1;
-                        if too_late < 5 {
-                            println!("{config:?}: {e}");
-                        }
-                        continue;
-                    }
-                };
+                let planner = Planner::new(record(&dry, &of_dry, config, None), options)
+                    .unwrap_or_else(|e| panic!("{config:?}: {e}"));
                 let (smallest, largest) = (planner.smallest(), planner.largest());
                 let mut seconds = f64::INFINITY;
                 for budget in [smallest, smallest.midpoint(largest), largest, u64::MAX] {
@@ -82,8 +75,7 @@ fn a_plan_takes_what_it_says() {
             }
         }
     }
-    println!("{plans} plans, {too_late} not planned");
-    assert_eq!(too_late, 0);
+    println!("{plans} plans");
 }
 
 /// Marks of a policy that the trace was recorded with aren't the planner's to change: it decides for the others only.

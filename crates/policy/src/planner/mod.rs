@@ -174,7 +174,13 @@ impl Planner {
                 choices[item] = next.choices[item];
             }
             let error = self.graph.error(&choices).max(fits.error.min(next.error));
-            let point = run(&self.trace, &self.graph, self.costs.of_traffic(1), choices.into(), error)?;
+            let point = match run(&self.trace, &self.graph, self.costs.of_traffic(1), choices.into(), error) {
+                Err(error) if search::refuses(&error) => {
+                    high = middle;
+                    continue;
+                }
+                point => point?,
+            };
             // A part of both may add more error than either.
             let fine = point.error <= fits.error.max(next.error);
             if fine && point.peak <= budget && point.seconds <= best.seconds && point.seconds >= next.seconds {
