@@ -8,7 +8,7 @@ use retape_tests::programs::{Config, RandomMarks, forward, tensors};
 use std::rc::Rc;
 
 fn cases() -> u64 {
-    std::env::var("RETAPE_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(5)
+    std::env::var("RETAPE_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(2)
 }
 
 /// Peak, saved bytes and gradients of a step.

@@ -16,7 +16,7 @@ use std::rc::Rc;
 
 /// Nodes that the engine may run, forward and backward each once per plan that is tried. A bound in seconds would give
 /// other plans on another machine.
-const WORK: u64 = 100_000;
+const WORK: u64 = 400_000;
 
 /// A plan and what it takes.
 #[derive(Debug, Clone)]
