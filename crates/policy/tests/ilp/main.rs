@@ -4,8 +4,10 @@
 
 #[path = "../graphs/mod.rs"]
 mod graphs;
+mod linear;
 mod model;
 mod solve;
+mod timeline;
 
 use graphs::Dice;
 use model::{Choice, Model};

@@ -6,8 +6,10 @@
 //! then. What no mark changes (handles, gradients, workspaces) is taken from the engine's log of memory.
 
 use crate::graphs::Marks;
+use crate::linear::Linear;
+use crate::timeline::{Place, Timeline};
 use retape_core::{DryRun, Int8Spec, Kind, Mark, MemoryEvent, Moment, Phase, Trace};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::rc::Rc;
 
 /// What becomes of an item.
@@ -16,44 +18,6 @@ pub enum Choice {
     Keep,
     Recompute,
     Int8,
-}
-
-/// A constant and a sum of variables, each with its factor.
-#[derive(Debug, Clone, Default)]
-pub struct Linear {
-    pub constant: f64,
-    pub terms: BTreeMap<usize, f64>,
-}
-
-impl Linear {
-    pub fn of(variable: usize) -> Linear {
-        Linear { constant: 0.0, terms: [(variable, 1.0)].into() }
-    }
-
-    pub fn constant(constant: f64) -> Linear {
-        Linear { constant, terms: BTreeMap::new() }
-    }
-
-    pub fn add(&mut self, factor: f64, other: &Linear) {
-        self.constant += factor * other.constant;
-        for (&variable, &f) in &other.terms {
-            *self.terms.entry(variable).or_default() += factor * f;
-        }
-    }
-
-    pub fn plus(mut self, factor: f64, other: &Linear) -> Linear {
-        self.add(factor, other);
-        self
-    }
-
-    pub fn at(&self, values: &[f64]) -> f64 {
-        self.constant + self.terms.iter().map(|(&v, f)| f * values[v]).sum::<f64>()
-    }
-
-    /// Its largest value where all variables are in 0 ..= 1.
-    pub fn most(&self) -> f64 {
-        self.constant + self.terms.values().map(|f| f.max(0.0)).sum::<f64>()
-    }
 }
 
 /// A variable in 0 ..= 1. The solver branches on those of marks; the others follow from them.
@@ -92,20 +56,6 @@ pub struct Item {
     int8_end: Option<Place>,
 }
 
-/// A place in backward: at a node, after so many of its events but replays'.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Place {
-    node: u64,
-    events: usize,
-}
-
-impl Place {
-    /// Whether this is before the other one: backward goes from the last node to the first.
-    fn before(self, other: Place) -> bool {
-        self.node > other.node || self.node == other.node && self.events < other.events
-    }
-}
-
 /// A first read.
 #[derive(Debug)]
 struct Stop {
@@ -128,58 +78,6 @@ pub struct Model<'a> {
     pub cost: Linear,
     /// Seconds of a step without any.
     pub step: f64,
-}
-
-/// Step bytes after each event of a run.
-struct Timeline {
-    events: Vec<(MemoryEvent, f64)>,
-    /// Where backward begins.
-    backward: usize,
-    start: f64,
-}
-
-impl Timeline {
-    fn of(trace: &Trace, meter: &retape_core::MemoryMeter, marks: &[(u64, Mark)]) -> Timeline {
-        let start = meter.step_live() as f64;
-        meter.set_logging(true);
-        trace.run(Some(Rc::new(Marks::new(marks)))).unwrap();
-        let log = meter.take_log();
-        meter.set_logging(false);
-        let mut kinds: HashMap<u64, Kind> = HashMap::new();
-        let step = |kind: Option<Kind>, bytes: u64| if kind.is_some_and(Kind::is_step) { bytes as f64 } else { 0.0 };
-        let mut live = start;
-        let events: Vec<_> = log
-            .into_iter()
-            .map(|event| {
-                let before = match event.kind {
-                    Some(kind) => kinds.insert(event.allocation, kind),
-                    None => kinds.remove(&event.allocation),
-                };
-                live += step(event.kind, event.bytes) - step(before, event.bytes);
-                (event, live)
-            })
-            .collect();
-        let in_backward = |e: &(MemoryEvent, f64)| e.0.moment.phase != Phase::Forward;
-        let backward = events.iter().position(in_backward).expect("backward takes memory");
-        Timeline { events, backward, start }
-    }
-
-    /// Bytes before an event.
-    fn before(&self, event: usize) -> f64 {
-        if event == 0 { self.start } else { self.events[event - 1].1 }
-    }
-
-    /// The places of the events of backward, those of replays not counted.
-    fn places(&self) -> Vec<Place> {
-        let mut before: HashMap<u64, usize> = HashMap::new();
-        let of = self.events[self.backward..].iter().map(|(event, _)| {
-            let events = before.entry(event.moment.node).or_default();
-            let place = Place { node: event.moment.node, events: *events };
-            *events += usize::from(event.moment.phase == Phase::Backward);
-            place
-        });
-        of.collect()
-    }
 }
 
 /// Seconds of a node by the default costs, written down once more.

@@ -35,7 +35,7 @@ pub fn solve(model: &Model<'_>, budget: u64, known: &[Choice], limit: Duration) 
             }
         })
         .collect();
-    let mut state = |row: &crate::model::Linear, op: ComparisonOp, right: f64, unit: f64| {
+    let mut state = |row: &crate::linear::Linear, op: ComparisonOp, right: f64, unit: f64| {
         let terms = row.terms.iter().filter(|(_, f)| **f != 0.0);
         let terms: Vec<_> = terms.map(|(&v, f)| (variables[v], f / unit)).collect();
         problem.add_constraint(&terms[..], op, (right - row.constant) / unit);
