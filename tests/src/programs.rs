@@ -197,6 +197,22 @@ pub struct Run {
     pub stats: Stats,
 }
 
+/// A program's tensors, which its user holds during a step: its leaves, and the weight of its norms.
+pub fn tensors(device: &Device) -> Vec<Tensor> {
+    let leaves = (0..LEAVES as u64).map(|i| random(device, &[8, 8], i + 1, DType::F64));
+    leaves.chain([random(device, &[8], 7, DType::F64)]).collect()
+}
+
+/// Runs a program forward on a tape: the loss, and its leaves with a gradient.
+pub fn forward(tape: &Tape, tensors: &[Tensor], config: Config) -> Result<(Var, Vec<Var>)> {
+    let leaf = |i: usize| if i + 1 == LEAVES { tape.constant(&tensors[i]) } else { tape.leaf(&tensors[i]) };
+    let leaves: Vec<Var> = (0..LEAVES).map(leaf).collect::<Result<_>>()?;
+    let weight = leaf(LEAVES)?;
+    let (loss, _) = build(tape, &program(config.graph), &leaves, &weight, config, &mut 0)?;
+    let with_gradient = leaves.into_iter().chain([weight]).filter(Var::requires_grad).collect();
+    Ok((loss, with_gradient))
+}
+
 /// Runs a program forward (twice: once to drop the loss) and backward.
 pub fn run(device: &Device, config: Config) -> Result<Run> {
     use retape_core::Kind;

@@ -94,11 +94,14 @@ impl Parameter {
     /// As [`var_as`](Parameter::var_as), for what backward reads, as a weight: the cast is marked `Recompute`, whatever the
     /// policy says, and backward casts again instead of holding the weights a second time.
     pub fn weight_as(&self, tape: &Tape, dtype: DType) -> Result<Var> {
-        let var = self.var_as(tape, dtype)?;
-        if self.dtype() != dtype {
-            var.set_mark(Mark::Recompute)?;
+        let leaf = self.var(tape)?;
+        if leaf.dtype() == dtype {
+            return Ok(leaf);
         }
-        Ok(var)
+        // Marked while the leaf is held: a policy that marks casts otherwise would let go of it.
+        let cast = leaf.cast(dtype)?;
+        cast.set_mark(Mark::Recompute)?;
+        Ok(cast)
     }
 
     /// Replaces the tensor by one of the same shape, dtype and device.

@@ -3,10 +3,14 @@
 //! `RETAPE_CASES` is the number of graphs; the last of every 20 has up to 10 values, the others up to 7.
 
 mod graphs;
+#[path = "graphs/small.rs"]
+mod small;
 
-use graphs::{Dice, Marks, SmallGraph};
-use retape_core::{Int8Spec, Mark, Trace};
+use graphs::{Dice, Marks};
+use retape_core::{DType, Int8Spec, Mark, Tape, Tensor, Trace, Var, meta};
 use retape_policy::{Error, Int8Use, Planner, PlannerOptions};
+use small::SmallGraph;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// Seconds of a node by the default costs, written down once more.
@@ -112,4 +116,108 @@ fn nearly_as_cheap_as_the_best_of_all_marks() {
     );
     assert_eq!(quantile(&gaps, 0.5), 0.0);
     assert!(quantile(&gaps, 0.95) <= 1.0);
+}
+
+/// Graphs that leave nothing to plan, or nothing to gain.
+#[test]
+fn graphs_with_nothing_to_decide() {
+    let device = meta();
+    let full = |shape: &[usize]| Tensor::full(&device, shape, DType::F32, 0.0).unwrap();
+    let (x, one, none) = (full(&[64, 64]), full(&[]), full(&[0, 4]));
+    let marked = |tape: &Tape, mark| -> retape_core::Result<Var> {
+        let _scope = tape.scope("a").mark(mark);
+        tape.leaf(&x)?.gelu()?.square()?.sum()
+    };
+    type Forward<'a> = &'a dyn Fn(&Tape) -> retape_core::Result<Var>;
+    // Whether the peak is the same whatever the marks.
+    let graphs: [(&str, bool, Forward<'_>); 8] = [
+        ("the leaf is the loss", true, &|tape| tape.leaf(&one)),
+        ("one op on one number", true, &|tape| tape.leaf(&one)?.square()),
+        ("a sum", true, &|tape| tape.leaf(&x)?.sum()),
+        ("no elements", true, &|tape| tape.leaf(&none)?.gelu()?.square()?.sum()),
+        ("all kept by the user", true, &|tape| marked(tape, Mark::Keep)),
+        ("all recomputed by the user", true, &|tape| marked(tape, Mark::Recompute)),
+        ("a detached value", false, &|tape| {
+            let h = tape.leaf(&x)?.gelu()?;
+            let detached = h.clone().detach()?;
+            h.mul(&detached)?.softmax()?.square()?.gelu()?.sum()
+        }),
+        ("a constant's part", false, &|tape| {
+            let c = tape.constant(&x)?.gelu()?.softmax()?;
+            tape.leaf(&x)?.mul(&c)?.square()?.gelu()?.sum()
+        }),
+    ];
+    for (name, fixed, forward) in graphs {
+        for int8 in [None, Some(Int8Use::default())] {
+            let trace = Trace::record(&device, None, forward).unwrap();
+            let without = trace.run(None).unwrap().peak_bytes;
+            let planner = Planner::new(trace, PlannerOptions { int8, ..PlannerOptions::default() }).unwrap();
+            let (smallest, largest) = (planner.smallest(), planner.largest());
+            assert_eq!(largest, without, "{name}");
+            assert!(!fixed || smallest == largest, "{name}: {smallest} .. {largest}");
+            for budget in [0, 1, smallest - 1] {
+                assert_eq!(planner.plan(budget).unwrap_err(), Error::Infeasible { budget, smallest }, "{name}");
+            }
+            for budget in [smallest, largest, u64::MAX] {
+                let plan = planner.plan(budget).unwrap();
+                let run = planner.trace().run(Some(plan.policy())).unwrap();
+                assert_eq!(run.peak_bytes, plan.peak_bytes, "{name}");
+                assert!(plan.overhead_percent.is_finite() && plan.overhead_seconds_percent.is_finite(), "{name}");
+            }
+        }
+    }
+}
+
+/// A bound on the error of the gradients holds for every budget; no number, or one below nothing, allows no int8.
+#[test]
+fn the_gradient_error_stays_within_its_bound() {
+    let (mut with_int8, mut plans) = (0, 0);
+    for seed in 0..cases(60) as u64 {
+        let graph = SmallGraph::random(seed, 5 + seed as usize % 5);
+        let trace = graph.trace();
+        let mut dice = Dice::new(seed);
+        let free = trace.values().iter().filter(|v| !v.exact);
+        let sensitivity: BTreeMap<String, f64> =
+            free.map(|v| (format!("{} {}", v.path, v.op), 1e-3 * (1 + dice.throw(5)) as f64)).collect();
+        for (bound, reach) in [(Some(4e-3), 4e-3), (Some(0.0), 0.0), (Some(-1.0), 0.0), (Some(f64::NAN), 0.0)] {
+            let int8 = Int8Use {
+                max_gradient_error: bound,
+                sensitivity: sensitivity.clone().into_iter().collect(),
+                ..Int8Use::default()
+            };
+            let options = PlannerOptions { int8: Some(int8), ..PlannerOptions::default() };
+            let planner = Planner::new(graph.trace(), options).unwrap();
+            let mut last = f64::INFINITY;
+            for at in 0..=20 {
+                let budget = planner.smallest() + (planner.largest() - planner.smallest()) * at / 20;
+                let plan = planner.plan(budget).unwrap();
+                let int8 = plan.marks.iter().filter(|m| matches!(m.mark, Mark::Int8(_)));
+                let error: f64 = int8.map(|m| sensitivity[&format!("{} {}", m.path, m.op)]).sum();
+                assert!(error <= reach * (1.0 + 1e-9), "graph {seed}: {error} over {bound:?}");
+                let promised = plan.gradient_error_bound.expect("all are measured");
+                assert!(promised.is_sign_positive() && promised >= error, "graph {seed}: {promised} for {error}");
+                assert!(plan.overhead_seconds_percent <= last, "graph {seed}: slower with {budget}");
+                last = plan.overhead_seconds_percent;
+                with_int8 += usize::from(error > 0.0);
+                plans += 1;
+            }
+        }
+    }
+    assert!(with_int8 > plans / 50, "{with_int8} of {plans} plans use int8");
+}
+
+/// An error that isn't a number is as good as unknown: a bound forbids int8 there.
+#[test]
+fn an_error_that_is_no_number_is_unknown() {
+    for seed in 0..20 {
+        let graph = SmallGraph::random(seed, 7);
+        let trace = graph.trace();
+        let sensitivity = trace.values().iter().map(|v| (format!("{} {}", v.path, v.op), f64::NAN)).collect();
+        let int8 = Int8Use { max_gradient_error: Some(1.0), sensitivity, ..Int8Use::default() };
+        let planner =
+            Planner::new(graph.trace(), PlannerOptions { int8: Some(int8), ..PlannerOptions::default() }).unwrap();
+        for plan in planner.frontier() {
+            assert!(plan.marks.iter().all(|m| !matches!(m.mark, Mark::Int8(_))), "graph {seed}");
+        }
+    }
 }

@@ -141,7 +141,7 @@ impl Graph {
     /// The sum of the errors that int8 adds to the gradients.
     pub fn error(&self, choices: &[Choice]) -> f64 {
         let int8 = self.items.iter().zip(choices).filter(|(_, choice)| **choice == Choice::Int8);
-        int8.map(|(item, _)| item.int8_error).sum::<f64>() + 0.0 // an empty sum is -0.0
+        int8.map(|(item, _)| item.int8_error).fold(0.0, |sum, e| sum + e)
     }
 
     /// What a value can be but this.

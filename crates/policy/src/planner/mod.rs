@@ -91,7 +91,8 @@ impl Planner {
     pub fn new(trace: Trace, options: PlannerOptions) -> Result<Planner> {
         let PlannerOptions { costs, int8 } = options;
         let int8 = int8.unwrap_or_else(|| Int8Use { max_gradient_error: Some(0.0), ..Int8Use::default() });
-        let max_error = int8.max_gradient_error.unwrap_or(f64::INFINITY);
+        // No number, or one below nothing, must not let more pass.
+        let max_error = int8.max_gradient_error.map_or(f64::INFINITY, |e| e.max(0.0));
         let unknown = if max_error.is_finite() { f64::INFINITY } else { 0.0 };
         let error = |value: &TraceValue| int8.sensitivity.of(value).unwrap_or(unknown);
         let rules = (max_error > 0.0).then_some(Int8Rules { spec: int8.spec, error: &error });
@@ -147,8 +148,16 @@ impl Planner {
                 choices[item] = next.choices[item];
             }
             let error = self.graph.error(&choices).max(fits.error.min(next.error));
-            let point = run(&self.trace, &self.graph, self.costs.of_traffic(1), choices.into(), error)?;
-            if point.peak <= budget && point.seconds <= best.seconds && point.seconds >= next.seconds {
+            let point = match run(&self.trace, &self.graph, self.costs.of_traffic(1), choices.into(), error) {
+                Err(error) if search::refuses(&error) => {
+                    high = middle;
+                    continue;
+                }
+                point => point?,
+            };
+            // A part of both may add more error than either.
+            let fine = point.error <= fits.error.max(next.error);
+            if fine && point.peak <= budget && point.seconds <= best.seconds && point.seconds >= next.seconds {
                 (best, low) = (point, middle);
             } else {
                 high = middle;

@@ -9,14 +9,14 @@
 use super::cut::Cut;
 use super::graph::{Choice, Graph};
 use super::plan::PlanMarks;
-use crate::Result;
+use crate::{Error, Result};
 use retape_core::{DryRun, Moment, Trace};
 use std::collections::HashSet;
 use std::rc::Rc;
 
 /// Nodes that the engine may run, forward and backward each once per plan that is tried. A bound in seconds would give
 /// other plans on another machine.
-const WORK: u64 = 100_000;
+const WORK: u64 = 400_000;
 
 /// A plan and what it takes.
 #[derive(Debug, Clone)]
@@ -40,12 +40,14 @@ pub(super) struct Search<'a> {
     known: HashSet<Rc<[Choice]>>,
     /// Best plans, peak rising and seconds falling.
     front: Vec<Point>,
+    /// Why the first plan that the engine refused can't be.
+    refused: Option<Error>,
 }
 
 impl<'a> Search<'a> {
     pub fn new(trace: &'a Trace, graph: &'a Graph, seconds_per_byte: f64, max_error: f64) -> Search<'a> {
         let (known, front) = (HashSet::new(), Vec::new());
-        Search { trace, graph, seconds_per_byte, max_error, work: WORK, known, front }
+        Search { trace, graph, seconds_per_byte, max_error, work: WORK, known, front, refused: None }
     }
 
     /// The front of all that was found.
@@ -66,7 +68,10 @@ impl<'a> Search<'a> {
             self.fill_gaps()?;
             self.change_values()?;
             if self.known.len() == before || self.work == 0 {
-                return Ok(self.front);
+                return match self.refused {
+                    Some(error) if self.front.is_empty() => Err(error),
+                    _ => Ok(self.front),
+                };
             }
         }
     }
@@ -88,9 +93,12 @@ impl<'a> Search<'a> {
             return Ok(());
         }
         self.work -= visits.min(self.work);
-        let point = run(self.trace, self.graph, self.seconds_per_byte, choices.clone(), error)?;
-        self.known.insert(choices);
-        insert(&mut self.front, point);
+        self.known.insert(choices.clone());
+        match run(self.trace, self.graph, self.seconds_per_byte, choices, error) {
+            Ok(point) => insert(&mut self.front, point),
+            Err(error) if refuses(&error) => drop(self.refused.get_or_insert(error)),
+            Err(error) => return Err(error),
+        }
         Ok(())
     }
 
@@ -200,6 +208,11 @@ impl<'a> Search<'a> {
         }
         changes
     }
+}
+
+/// Whether an error of a run is the plan's fault: under its marks, one that the user sets by value comes too late.
+pub(super) fn refuses(error: &Error) -> bool {
+    matches!(error, Error::Engine(retape_core::Error::MarkTooLate { .. }))
 }
 
 /// Runs a plan.

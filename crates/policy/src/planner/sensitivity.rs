@@ -65,13 +65,22 @@ impl Sensitivity {
 
     /// The error of a value. One of a kind that wasn't measured counts as the worst that was; `None` where nothing was.
     pub fn of(&self, value: &TraceValue) -> Option<f64> {
-        let worst = || self.0.values().copied().max_by(f64::total_cmp);
-        self.0.get(&kind(value)).copied().or_else(worst)
+        // No number is no knowledge, and no error is below nothing.
+        let known = |e: &f64| if e.is_nan() { f64::INFINITY } else { e.max(0.0) };
+        let worst = || self.0.values().map(known).max_by(f64::total_cmp);
+        self.0.get(&kind(value)).map(known).or_else(worst)
     }
 
     /// The kinds with their errors.
     pub fn iter(&self) -> impl Iterator<Item = (&str, f64)> {
         self.0.iter().map(|(kind, error)| (kind.as_str(), *error))
+    }
+}
+
+/// From kinds as [`Sensitivity::iter`] gives them: the path with a star for each number, a space, and the op.
+impl FromIterator<(String, f64)> for Sensitivity {
+    fn from_iter<I: IntoIterator<Item = (String, f64)>>(kinds: I) -> Sensitivity {
+        Sensitivity(kinds.into_iter().collect())
     }
 }
 
