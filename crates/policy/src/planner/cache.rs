@@ -19,7 +19,7 @@ use std::rc::Rc;
 ///     let x = Tensor::full(&device, &[*rows, 256], DType::F32, 0.0)?;
 ///     Ok(Trace::record(&device, None, |tape| tape.leaf(&x)?.gelu()?.gelu()?.gelu()?.square()?.sum())?)
 /// };
-/// let mut plans = PlanCache::new(1_000_000, PlannerOptions::default());
+/// let mut plans = PlanCache::new(1_100_000, PlannerOptions::default());
 /// assert_eq!(plans.get(&16, record)?.overhead_percent, 0.0);
 /// assert!(plans.get(&200, record)?.overhead_percent > 0.0);
 /// # Ok::<(), retape_policy::Error>(())
