@@ -14,7 +14,7 @@ use std::str::FromStr;
     version,
     max_term_width = 110,
     after_help = "\
-Without a command: frontier, that is every preset on model tiny with both forms of attention.
+Without a command: frontier, that is every preset and three budgets on model tiny with both forms of attention.
 
 Examples:
   retape                                     the frontier of model tiny
@@ -323,7 +323,7 @@ impl BudgetArgs {
 
 #[derive(Debug, Clone, Default, Args)]
 pub struct FrontierArgs {
-    /// Policies, separated by commas [default: all presets]
+    /// Policies, separated by commas [default: all presets, and budgets of 75%, 50% and 30%]
     #[arg(long, value_name = "A,B", value_delimiter = ',', help_heading = "Policy")]
     pub policies: Vec<String>,
     /// One more policy (repeatable)

@@ -18,6 +18,9 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::rc::Rc;
 
+/// Planned beside all presets, where neither policies nor budgets are asked for.
+const DEFAULT_BUDGETS: [&str; 3] = ["75%", "50%", "30%"];
+
 /// A point of the frontier.
 #[derive(Debug, Clone, Serialize)]
 pub struct Point {
@@ -130,12 +133,15 @@ pub fn run(args: &FrontierArgs, common: &Common) -> Result<()> {
 /// `none` first, then what was asked for, each once.
 fn policies(args: &FrontierArgs) -> Result<Vec<PolicySpec>> {
     let mut names: Vec<&str> = args.policies.iter().chain(&args.policy).map(|name| name.trim()).collect();
-    if names.is_empty() && args.budgets.is_empty() {
+    let mut budgets: Vec<&str> = args.budgets.iter().map(|budget| budget.trim()).collect();
+    if names.is_empty() && budgets.is_empty() {
         names = PRESETS.iter().map(|preset| preset.name).collect();
+        budgets = DEFAULT_BUDGETS.to_vec();
     }
+    let optional = args.budgets.is_empty();
     let marks = &args.marks.marks;
     let named = names.into_iter().map(|name| PolicySpec::new(name, marks));
-    let budgets = args.budgets.iter().map(|budget| args.planning.spec(budget.trim(), marks));
+    let budgets = budgets.into_iter().map(|budget| PolicySpec { optional, ..args.planning.spec(budget, marks) });
     let mut policies = vec![PolicySpec::none()];
     for policy in named.chain(budgets) {
         // Every one is known to be right before any is measured.

@@ -7,6 +7,7 @@ use crate::args::{Common, DeviceKind};
 use crate::error::{Failure, Result};
 use crate::planning::Planning;
 use crate::policy::{NamedPolicy, PolicySpec};
+use crate::report;
 use crate::subject::{DryRun, Prediction, Sample, Subject};
 use crate::trainer::{Batcher, Settings, Trainer};
 use retape::nn::{AttentionForm, Gpt, GptConfig};
@@ -80,6 +81,10 @@ pub fn measure(
         let dry = DryRun::new(&GptConfig { attention: form, ..config.clone() })?;
         let mut planning = Planning::new(&dry, common);
         for spec in policies {
+            if spec.optional && !planning.is_feasible(spec)? {
+                report::note(&format!("note: no plan fits {} with {} attention; left out", spec.label(), form.name()));
+                continue;
+            }
             let policy = planning.policy(spec)?;
             let prediction = dry.predict(&policy)?;
             predictions.push((form, policy, prediction));

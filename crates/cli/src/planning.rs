@@ -48,6 +48,13 @@ impl<'a> Planning<'a> {
         Ok(NamedPolicy { spec: spec.clone(), rules: planned.plan.policy(), plan: Some(planned) })
     }
 
+    /// False for a budget that no plan fits.
+    pub fn is_feasible(&mut self, spec: &PolicySpec) -> Result<bool> {
+        let Some(budget) = spec.budget()? else { return Ok(true) };
+        let bytes = budget.size.bytes(self.dry.predict(&NamedPolicy::none())?.peak_bytes);
+        Ok(self.planner(spec, budget)?.smallest() <= bytes)
+    }
+
     fn plan(&mut self, spec: &PolicySpec, budget: Budget) -> Result<Planned> {
         let bytes = budget.size.bytes(self.dry.predict(&NamedPolicy::none())?.peak_bytes);
         let bound = budget.max_gradient_error.filter(|&e| e > 0.0);

@@ -15,6 +15,8 @@ pub struct PolicySpec {
     pub marks: Vec<Rule>,
     /// A profile for budgets.
     pub profile: Option<PathBuf>,
+    /// Nobody asked for this budget: where no plan fits, it is left out.
+    pub optional: bool,
 }
 
 /// What a budget's plan must keep to.
@@ -95,7 +97,7 @@ pub fn parse_error(text: &str) -> Result<f64, String> {
 impl PolicySpec {
     /// The preset or file `name`, with marks over it.
     pub fn new(name: &str, marks: &[Rule]) -> PolicySpec {
-        PolicySpec { name: name.to_owned(), marks: marks.to_vec(), profile: None }
+        PolicySpec { name: name.to_owned(), marks: marks.to_vec(), ..PolicySpec::default() }
     }
 
     /// Keeps all that backward reads: what others are compared with.

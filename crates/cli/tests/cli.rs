@@ -210,7 +210,10 @@ fn frontier_measures_every_preset_and_predicts_every_peak() {
     assert_fields(document, &["model", "device", "points"]);
     assert_eq!(document["model"]["layers"], 2);
     let points = document["points"].as_array().unwrap();
-    assert_eq!(points.len(), 2 * retape::policy::PRESETS.len());
+    let budgets = points.iter().filter(|p| p["budget_bytes"].is_u64());
+    let infeasible = 6 - budgets.count(); // on a model as small as this some of the default budgets are
+    assert!(infeasible < 6);
+    assert_eq!(points.len() + infeasible, 2 * (retape::policy::PRESETS.len() + 3));
     for point in points {
         assert_fields(point, STEP_FIELDS);
         assert_fields(point, POINT_FIELDS);

@@ -17,9 +17,15 @@ use std::rc::Rc;
 /// let device = meta();
 /// let record = |rows: &usize| -> retape_policy::Result<Trace> {
 ///     let x = Tensor::full(&device, &[*rows, 256], DType::F32, 0.0)?;
-///     Ok(Trace::record(&device, None, |tape| tape.leaf(&x)?.gelu()?.gelu()?.gelu()?.square()?.sum())?)
+///     Ok(Trace::record(&device, None, |tape| {
+///         let mut h = tape.leaf(&x)?;
+///         for _ in 0..8 {
+///             h = h.gelu()?;
+///         }
+///         h.square()?.sum()
+///     })?)
 /// };
-/// let mut plans = PlanCache::new(1_100_000, PlannerOptions::default());
+/// let mut plans = PlanCache::new(1_500_000, PlannerOptions::default());
 /// assert_eq!(plans.get(&16, record)?.overhead_percent, 0.0);
 /// assert!(plans.get(&200, record)?.overhead_percent > 0.0);
 /// # Ok::<(), retape_policy::Error>(())
