@@ -27,7 +27,8 @@ fn main() -> Result<()> {
     let device = retape::cpu();
     let model = Gpt::new(&device, &config, 0)?;
     let batches = ByteText::moby_dick().batches(config.seq, config.batch, 0)?;
-    let mut optimizer = AdamW::decay_matrices(model.parameters(), AdamWConfig { lr: 1e-3, ..AdamWConfig::default() })?;
+    let config_of_adamw = AdamWConfig { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    let mut optimizer = AdamW::decay_matrices(model.parameters(), config_of_adamw)?;
     for step in 0..steps {
         let (tokens, targets) = batches.batch(step).tensors(&device)?;
         let tape = Tape::new(&device);
