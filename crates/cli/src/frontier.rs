@@ -28,7 +28,9 @@ pub struct Point {
     pub line: Line,
     /// Median over rounds of CPU time against `none`'s in the same round, minus 1.
     pub overhead_percent: Option<f64>,
-    /// The same of wall time.
+    /// The quartiles of the same; none with fewer than four rounds.
+    pub overhead_quartiles_percent: Option<[f64; 2]>,
+    /// The median of wall time's.
     pub overhead_wall_percent: Option<f64>,
     /// Peak bytes saved, of what `full_per_layer` saves on this form of attention.
     pub share_of_full_savings_percent: Option<f64>,
@@ -162,15 +164,17 @@ fn points(cases: &[Case], name: &str, config: &GptConfig, common: &Common) -> Re
     for case in cases {
         let reference = cases.iter().find(|c| c.form == case.form && c.policy.is_reference());
         let reference = reference.ok_or_else(|| Failure::internal("a frontier without `none`"))?;
-        let ratio = |time: &dyn Fn(&crate::subject::Sample) -> f64| {
-            let ratios = case.rounds.iter().zip(&reference.rounds).map(|(s, none)| time(s) / time(none));
-            median(ratios).map(|ratio| 100.0 * (ratio - 1.0))
+        let overheads = |time: &dyn Fn(&crate::subject::Sample) -> f64| -> Vec<f64> {
+            let pairs = case.rounds.iter().zip(&reference.rounds);
+            pairs.map(|(s, none)| 100.0 * (time(s) / time(none) - 1.0)).collect()
         };
+        let cpu = overheads(&|s| s.cpu.as_secs_f64());
         let line = Line::of(case, name, config, common);
         let range = if case.form == AttentionForm::Flash { &fused } else { &unfused };
         points.push(Point {
-            overhead_percent: ratio(&|s| s.cpu.as_secs_f64()),
-            overhead_wall_percent: ratio(&|s| s.total().as_secs_f64()),
+            overhead_percent: median(cpu.iter().copied()),
+            overhead_quartiles_percent: report::quartiles(cpu),
+            overhead_wall_percent: median(overheads(&|s| s.total().as_secs_f64())),
             share_of_full_savings_percent: range.share(line.peak_bytes),
             share_of_unfused_savings_percent: unfused.share(line.peak_bytes),
             gradient_error: case.gradient_error,
@@ -241,7 +245,10 @@ fn print(points: &[Point], name: &str, common: &Common) -> Result<()> {
             bytes(line.saved_bytes),
             figure(line.total_ms, 1),
             figure(line.cpu_ms, 1),
-            figure(p.overhead_percent, 1),
+            match p.overhead_quartiles_percent {
+                Some([low, high]) => format!("{} ({low:.1} to {high:.1})", figure(p.overhead_percent, 1)),
+                None => figure(p.overhead_percent, 1),
+            },
             figure(Some(line.predicted_overhead_percent), 1),
             figure(line.recompute_ms, 1),
             figure(line.quantize_ms, 1),
@@ -267,7 +274,7 @@ fn print(points: &[Point], name: &str, common: &Common) -> Result<()> {
     };
     report::print_line(&format!(
         "{name}: {how}\n{table}{promise}\n\
-         +CPU: the step's CPU time over none's with the same attention; +FLOPs: what the dry run predicts.\n\
+         +CPU: the step's CPU time over none's with the same attention (quartiles); +FLOPs: what the dry run predicts.\n\
          of full: peak saved, of what full_per_layer saves. best *: no other point is better in both peak and +CPU."
     ))
 }

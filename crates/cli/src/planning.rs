@@ -26,6 +26,8 @@ pub struct Planning<'a> {
     pub measure_costs: bool,
     /// What was measured or loaded.
     pub profile: Option<Profile>,
+    /// The groups for which its int8 errors were measured here.
+    measured_group: Option<usize>,
     /// The last planner, and what it is for.
     planner: Option<(String, Rc<Planner>)>,
     /// The model on the device, with its exact gradients.
@@ -35,7 +37,15 @@ pub struct Planning<'a> {
 impl<'a> Planning<'a> {
     /// For the model of a dry run.
     pub fn new(dry: &'a DryRun, common: &'a Common) -> Planning<'a> {
-        Planning { dry, common, measure_costs: false, profile: None, planner: None, measured: None }
+        Planning {
+            dry,
+            common,
+            measure_costs: false,
+            profile: None,
+            measured_group: None,
+            planner: None,
+            measured: None,
+        }
     }
 
     /// What was asked for, for this model.
@@ -58,9 +68,7 @@ impl<'a> Planning<'a> {
     fn plan(&mut self, spec: &PolicySpec, budget: Budget) -> Result<Planned> {
         let bytes = budget.size.bytes(self.dry.predict(&NamedPolicy::none())?.peak_bytes);
         let bound = budget.max_gradient_error.filter(|&e| e > 0.0);
-        if self.profile.is_none() {
-            self.profile = Some(self.load_or_measure(spec, budget)?);
-        }
+        self.load_or_measure(spec, budget)?;
         for _ in 0..=CALIBRATIONS {
             let planner = self.planner(spec, budget)?;
             let mut plan = planner.plan(bytes)?;
@@ -110,21 +118,26 @@ impl<'a> Planning<'a> {
         self.dry.trace(rules)
     }
 
-    /// The profile file, or what of it this budget needs, measured.
-    fn load_or_measure(&mut self, spec: &PolicySpec, budget: Budget) -> Result<Profile> {
-        let mut profile = match &spec.profile {
-            Some(file) => load(file)?,
-            None => Profile::default(),
-        };
-        if spec.profile.is_none() && self.measure_costs {
-            profile.costs = self.measure_costs()?;
+    /// The profile file, or what of it this budget needs and isn't known yet, measured.
+    fn load_or_measure(&mut self, spec: &PolicySpec, budget: Budget) -> Result<()> {
+        if self.profile.is_none() {
+            let profile = match &spec.profile {
+                Some(file) => load(file)?,
+                None if self.measure_costs => Profile { costs: self.measure_costs()?, ..Profile::default() },
+                None => Profile::default(),
+            };
+            self.profile = Some(profile);
         }
-        let needs_error = budget.max_gradient_error.is_some_and(|e| e > 0.0);
-        if needs_error && profile.sensitivity.iter().next().is_none() {
+        let profile = self.profile.as_ref().expect("it was made above");
+        let loaded = self.measured_group.is_none() && profile.sensitivity.iter().next().is_some();
+        let needed = budget.max_gradient_error.is_some_and(|e| e > 0.0);
+        if needed && !loaded && self.measured_group != Some(budget.group) {
             let (trace, spec) = (self.trace(spec)?, int8_of(budget));
-            profile.sensitivity = self.subject()?.0.sensitivity(&trace, spec)?;
+            let sensitivity = self.subject()?.0.sensitivity(&trace, spec)?;
+            self.profile.as_mut().expect("it was made above").sensitivity = sensitivity;
+            self.measured_group = Some(budget.group);
         }
-        Ok(profile)
+        Ok(())
     }
 
     /// What ops cost on the device: of each the least of some steps.

@@ -112,6 +112,14 @@ pub fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
+/// The lower and the upper quartile. None of fewer than four.
+pub fn quartiles(values: impl IntoIterator<Item = f64>) -> Option<[f64; 2]> {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    let at = |share: f64| values[((values.len() - 1) as f64 * share).round() as usize];
+    (values.len() >= 4).then(|| [at(0.25), at(0.75)])
+}
+
 /// The middle value, or the mean of the two in the middle. None of none.
 pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();

@@ -79,6 +79,14 @@ fn int8_stays_within_its_bound() {
 }
 
 #[test]
+fn exact_and_int8_budgets_stand_side_by_side() {
+    let policies = "budget:40%,budget:40%:max_gradient_error=0.1,budget:60%";
+    let frontier = one(&["frontier", "--json", "--steps", "0", "--attention", "flash", "--policies", policies]);
+    let errors: Vec<f64> = (1..4).map(|i| frontier["points"][i]["gradient_error"].as_f64().unwrap()).collect();
+    assert!(errors[0] == 0.0 && errors[1] > 0.0 && errors[2] == 0.0, "{errors:?}");
+}
+
+#[test]
 fn a_profile_is_saved_and_loaded() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("here.toml");
