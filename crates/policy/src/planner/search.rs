@@ -134,16 +134,31 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
+    /// How wide a gap between two neighbours of the front is: the area between them, of the whole front's.
+    fn gap(&self) -> impl Fn(&[Point]) -> f64 + use<'a> {
+        let (first, last) = (self.front.first(), self.front.last());
+        let ends =
+            first.zip(last).map_or((1, 0.0), |(first, last)| (last.peak - first.peak, first.seconds - last.seconds));
+        let (width, height) = (ends.0.max(1) as f64, ends.1.max(f64::MIN_POSITIVE));
+        move |pair| (pair[1].peak - pair[0].peak) as f64 / width * (pair[0].seconds - pair[1].seconds) / height
+    }
+
+    /// The plan of the front beside the widest gap that isn't `done`; first of all the one of the least peak.
+    fn beside_widest_gap(&self, done: &HashSet<Rc<[Choice]>>) -> Option<Rc<[Choice]>> {
+        let gap = self.gap();
+        let width = |i: usize| match i {
+            0 => f64::INFINITY,
+            _ => gap(&self.front[i - 1..=i]).max(self.front.get(i..=i + 1).map_or(0.0, &gap)),
+        };
+        let open = (0..self.front.len()).filter(|&i| !done.contains(&self.front[i].choices));
+        open.max_by(|&a, &b| width(a).total_cmp(&width(b))).map(|i| self.front[i].choices.clone())
+    }
+
     /// Halves the widest gaps of the front, until none can be.
     fn fill_gaps(&mut self) -> Result<()> {
         let mut tried: HashSet<[Rc<[Choice]>; 2]> = HashSet::new();
         loop {
-            let (Some(first), Some(last)) = (self.front.first(), self.front.last()) else { return Ok(()) };
-            let width = (last.peak - first.peak).max(1) as f64;
-            let height = (first.seconds - last.seconds).max(f64::MIN_POSITIVE);
-            let gap = |pair: &[Point]| {
-                (pair[1].peak - pair[0].peak) as f64 / width * (pair[0].seconds - pair[1].seconds) / height
-            };
+            let gap = self.gap();
             let open = self.front.windows(2).filter(|p| !tried.contains(&[p[0].choices.clone(), p[1].choices.clone()]));
             // Finer than a thousandth of a thousandth isn't seen.
             let widest = open.filter(|p| gap(p) > 1e-6).max_by(|a, b| gap(a).total_cmp(&gap(b)));
@@ -171,7 +186,7 @@ impl<'a> Search<'a> {
     fn change_values(&mut self) -> Result<()> {
         for pairs in [false, true] {
             let mut done: HashSet<Rc<[Choice]>> = HashSet::new();
-            while let Some(next) = self.front.iter().find(|p| !done.contains(&p.choices)).map(|p| p.choices.clone()) {
+            while let Some(next) = self.beside_widest_gap(&done) {
                 done.insert(next.clone());
                 let changes = self.changes(&next);
                 for (i, &(item, choice)) in changes.iter().enumerate() {
