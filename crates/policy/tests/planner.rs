@@ -8,7 +8,8 @@ mod small;
 
 use graphs::{Dice, Marks};
 use retape_core::{DType, Int8Spec, Mark, Tape, Tensor, Trace, Var, meta};
-use retape_policy::{Error, Int8Use, Planner, PlannerOptions};
+use retape_nn::{AttentionForm, Gpt, GptConfig};
+use retape_policy::{Error, Int8Use, PlanCache, Planner, PlannerOptions};
 use small::SmallGraph;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -220,4 +221,52 @@ fn an_error_that_is_no_number_is_unknown() {
             assert!(plan.marks.iter().all(|m| !matches!(m.mark, Mark::Int8(_))), "graph {seed}");
         }
     }
+}
+
+/// Batches of many lengths under one budget: each gets the cheapest plan that fits. Those that fit without marks recompute
+/// nothing; none is slower than under the plan for the longest.
+#[test]
+fn each_length_has_the_cheapest_plan_that_fits() {
+    let device = meta();
+    let longest = 1024;
+    let config = GptConfig {
+        seq: longest + 1, // so that all lengths record the same ops
+        dim: 64,
+        heads: 2,
+        kv_heads: 2,
+        layers: 3,
+        batch: 1,
+        attention: AttentionForm::Explicit,
+        ..GptConfig::named("tiny").unwrap()
+    };
+    let model = Gpt::new(&device, &config, 0).unwrap();
+    let record = |&length: &usize| -> retape_policy::Result<Trace> {
+        let tokens = Tensor::full(&device, &[1, length], DType::I64, 0.0)?;
+        Trace::record(&device, None, |tape| Ok(model.loss(tape, &tokens, &tokens).unwrap()))
+    };
+    let budget = record(&longest).unwrap().run(None).unwrap().peak_bytes / 2;
+    let mut plans = PlanCache::new(budget, PlannerOptions::default());
+    let for_longest = plans.get(&longest, record).unwrap();
+    assert!(for_longest.overhead_percent > 0.0);
+    let mut free = 0;
+    for length in [64, 96, 128, 256, 512, 700, 768, 1000, 1024] {
+        let trace = record(&length).unwrap();
+        let own = plans.get(&length, record).unwrap();
+        assert!(own.peak_bytes <= budget, "{length}");
+        assert_eq!(trace.run(Some(own.policy())).unwrap().peak_bytes, own.peak_bytes, "{length}");
+        if trace.run(None).unwrap().peak_bytes <= budget {
+            assert_eq!((own.overhead_percent, own.overhead_seconds_percent), (0.0, 0.0), "{length}");
+            free += 1;
+        }
+        let other = trace.run(Some(for_longest.policy())).unwrap();
+        let replayed = other.replays.iter().map(|&(node, count)| {
+            let node = &trace.nodes()[node];
+            count as f64 * seconds(node.flops, node.traffic)
+        });
+        let step: f64 = 3.0 * trace.nodes().iter().map(|n| seconds(n.flops, n.traffic)).sum::<f64>();
+        let others = 100.0 * replayed.sum::<f64>() / step;
+        assert!(other.peak_bytes > budget || own.overhead_seconds_percent <= others * (1.0 + 1e-9), "{length}");
+    }
+    assert!((2..9).contains(&free), "{free} lengths fit as they are");
+    assert_eq!(plans.len(), 9, "a plan for each length, made once");
 }
