@@ -117,7 +117,7 @@ pub struct TraceValue {
 /// What a run of a [`Trace`] took.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DryRun {
-    /// Highest step bytes, those that were live before included.
+    /// Highest step bytes: of the step itself and of the inputs that it is given, whatever else lives on the device.
     pub peak_bytes: u64,
     /// When that was.
     pub peak_moment: Moment,
@@ -277,6 +277,7 @@ impl Trace {
     pub fn run(&self, policy: Option<Rc<dyn Policy>>) -> Result<DryRun> {
         let meter = self.device.meter();
         meter.reset_peak();
+        let others = meter.step_live() - self.input_bytes();
         let tape = Tape::with(&self.device, TapeOptions { policy, ..TapeOptions::default() });
         let loss = self.forward(&tape)?;
         let saved_bytes = tape.saved_bytes();
@@ -289,7 +290,7 @@ impl Trace {
         let replays = self.nodes.iter().enumerate();
         let replays = replays.filter_map(|(i, n)| by_sequence.get(&n.sequence).map(|&count| (i, count))).collect();
         Ok(DryRun {
-            peak_bytes: meter.step_peak(),
+            peak_bytes: meter.step_peak() - others,
             peak_moment: meter.peak_moment(),
             fingerprint,
             saved_bytes,
@@ -298,6 +299,17 @@ impl Trace {
             replayed_flops: graph.stats.replayed_flops,
             quantize_traffic: graph.stats.quantize_traffic,
         })
+    }
+
+    /// Step bytes of the leaves' tensors that are held all along.
+    fn input_bytes(&self) -> u64 {
+        let held = self.events.iter().filter_map(|event| match event {
+            Event::Leaf { source: LeafSource::Held(tensor), .. } if tensor.storage().kind().is_step() => Some(tensor),
+            _ => None,
+        });
+        // Each storage once.
+        let bytes: HashMap<_, _> = held.map(|t| (std::ptr::from_ref(t.storage()), t.storage_bytes() as u64)).collect();
+        bytes.values().sum()
     }
 
     /// Tells a tape of the same device what was noted, and returns the loss.
