@@ -63,7 +63,7 @@ pub enum Error {
     #[error("can't read the rules: {0}")]
     Unreadable(String),
     /// No plan fits the budget.
-    #[error("no plan fits {budget} bytes; the smallest budget that has one is {smallest} bytes")]
+    #[error("no plan is known to fit {budget} bytes; the smallest budget that one fits is {smallest} bytes")]
     Infeasible {
         /// Bytes asked for.
         budget: u64,

@@ -1,5 +1,6 @@
 //! Rules in TOML.
 
+use crate::glob::Glob;
 use crate::presets::{self, Context};
 use crate::rule::parse_rounding;
 use crate::{Error, Result, Rule, RuleSet, parse_bytes, parse_mark};
@@ -11,6 +12,7 @@ use serde::Deserialize;
 #[serde(deny_unknown_fields)]
 struct File {
     preset: Option<String>,
+    segments: Option<Vec<String>>,
     #[serde(default)]
     rule: Vec<toml::Table>,
 }
@@ -54,6 +56,7 @@ impl RuleSet {
     /// # use retape_policy::{Context, RuleSet};
     /// let rules = r#"
     ///     preset = "selective"
+    ///     segments = ["blocks.*"]      # scopes of which backward holds the boundaries alone; may be left out
     ///
     ///     [[rule]]
     ///     path = "blocks.*.mlp.*"      # see `Rule` for the patterns; or `ids`, see `Rule::ids`
@@ -81,7 +84,11 @@ impl RuleSet {
             rule(entry).map_err(wrong)
         });
         let rules = rules.collect::<Result<Vec<_>>>()?;
-        let user = RuleSet::named(Origin::User, rules, |i, rule| format!("[[rule]] number {}: {rule}", i + 1));
+        let mut user = RuleSet::named(Origin::User, rules, |i, rule| format!("[[rule]] number {}: {rule}", i + 1));
+        for scopes in file.segments.unwrap_or_default() {
+            let glob = Glob::new(&scopes).map_err(|reason| Error::InvalidRule { rule: scopes, reason })?;
+            user = user.with_segments(glob);
+        }
         Ok(match file.preset {
             Some(spec) => user.then(presets::preset(&spec, context)?),
             None => user,

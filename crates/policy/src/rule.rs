@@ -23,8 +23,8 @@ use std::str::FromStr;
 #[derive(Debug, Clone)]
 pub struct Rule {
     pattern: Glob,
-    /// Sorted; none: any.
-    ids: Vec<u64>,
+    /// Sorted.
+    ids: Option<Vec<u64>>,
     op: Option<Glob>,
     min_bytes: Option<u64>,
     max_bytes: Option<u64>,
@@ -40,7 +40,7 @@ impl Rule {
         let glob = Glob::new(pattern).map_err(|reason| Error::InvalidRule { rule: shortened(pattern), reason })?;
         Ok(Rule {
             pattern: glob,
-            ids: Vec::new(),
+            ids: None,
             op: None,
             min_bytes: None,
             max_bytes: None,
@@ -54,8 +54,9 @@ impl Rule {
     /// Only the values of these numbers on their tape, see [`Site::id`]. They are the same whenever the same ops are recorded,
     /// so a rule like this is for one model and shape: a plan that was written to a file.
     pub fn ids(mut self, ids: impl IntoIterator<Item = u64>) -> Self {
-        self.ids = ids.into_iter().collect();
-        self.ids.sort_unstable();
+        let mut ids: Vec<u64> = ids.into_iter().collect();
+        ids.sort_unstable();
+        self.ids = Some(ids);
         self
     }
 
@@ -113,7 +114,7 @@ impl Rule {
 
     /// Whether it is for this value; `path` is the site's.
     pub(crate) fn matches(&self, path: &Candidate, site: &Site<'_>) -> bool {
-        (self.ids.is_empty() || self.ids.binary_search(&site.id).is_ok())
+        self.ids.as_ref().is_none_or(|ids| ids.binary_search(&site.id).is_ok())
             && self.min_bytes.is_none_or(|min| site.bytes >= min)
             && self.max_bytes.is_none_or(|max| site.bytes <= max)
             && self.rank.is_none_or(|rank| site.shape.len() == rank)
@@ -130,7 +131,7 @@ impl Rule {
 }
 
 /// Reads `GLOB=keep`, `GLOB=recompute` or `GLOB=int8`; of int8 the group and the rounding may follow
-/// (`GLOB=int8:group=32:rounding=stochastic`), and of any mark predicates as `Display` writes them: ` where op=gelu*, bytes>=64, bytes<=4096, rank=2, shape=[*, >=8], intensity<=8`.
+/// (`GLOB=int8:group=32:rounding=stochastic`), and of any mark predicates as `Display` writes them: ` where op=gelu*, bytes>=64, bytes<=4096, rank=2, shape=[*, >=8], ids=[3, 7], intensity<=8`.
 impl FromStr for Rule {
     type Err = Error;
 
@@ -202,7 +203,7 @@ impl Rule {
         let parts = [">=", "<=", "="].into_iter().filter_map(split).min_by_key(|(name, ..)| name.len());
         let wrong = || {
             let reason = format!(
-                "`{text}` is no predicate; write op=GLOB, bytes>=N, bytes<=N, rank=N, shape=[*, >=8] or intensity<=N"
+                "`{text}` is no predicate; write op=GLOB, bytes>=N, bytes<=N, rank=N, shape=[*, >=8], ids=[1, 2] or intensity<=N"
             );
             self.invalid(reason)
         };
@@ -247,7 +248,7 @@ impl fmt::Display for Rule {
             self.rank.map(|rank| format!("rank={rank}")),
             (!shape.is_empty()).then(|| format!("shape=[{}]", shape.join(", "))),
             self.max_intensity.map(|max| format!("intensity<={max}")),
-            (!self.ids.is_empty()).then(|| format!("ids={:?}", self.ids)),
+            self.ids.as_ref().map(|ids| format!("ids={ids:?}")),
         ];
         for (i, predicate) in predicates.into_iter().flatten().enumerate() {
             write!(f, "{}{predicate}", if i == 0 { " where " } else { ", " })?;

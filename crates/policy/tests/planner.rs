@@ -9,7 +9,7 @@ mod small;
 use graphs::{Dice, Marks};
 use retape_core::{DType, Int8Spec, Mark, Tape, Tensor, Trace, Var, meta};
 use retape_nn::{AttentionForm, Gpt, GptConfig};
-use retape_policy::{Error, Int8Use, PlanCache, Planner, PlannerOptions};
+use retape_policy::{Context, Error, Int8Use, PRESETS, PlanCache, Planner, PlannerOptions, RuleSet};
 use small::SmallGraph;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -115,6 +115,7 @@ fn nearly_as_cheap_as_the_best_of_all_marks() {
         quantile(&gaps, 1.0),
         quantile(&of_step, 1.0)
     );
+    assert_eq!(missed_smallest, 0, "budgets that brute force has plans for");
     assert_eq!(quantile(&gaps, 0.5), 0.0);
     assert!(quantile(&gaps, 0.95) <= 1.0);
 }
@@ -269,4 +270,42 @@ fn each_length_has_the_cheapest_plan_that_fits() {
     }
     assert!((2..9).contains(&free), "{free} lengths fit as they are");
     assert_eq!(plans.len(), 9, "a plan for each length, made once");
+}
+
+/// What an error names as the smallest budget is not above what any exact preset takes, nor what every k-th of a long chain
+/// does.
+#[test]
+fn no_exact_preset_has_a_smaller_peak() {
+    for attention in [AttentionForm::Flash, AttentionForm::Explicit] {
+        let config =
+            GptConfig { layers: 20, dim: 64, seq: 64, batch: 2, attention, ..GptConfig::named("tiny").unwrap() };
+        let device = meta();
+        let model = Gpt::new(&device, &config, 0).unwrap();
+        let tokens = Tensor::full(&device, &[config.batch, config.seq], DType::I64, 0.0).unwrap();
+        let trace = Trace::record(&device, None, |tape| model.loss(tape, &tokens, &tokens)).unwrap();
+        let context = Context { blocks: config.layers };
+        let peaks = PRESETS.iter().filter(|p| !p.name.starts_with("int8")).map(|preset| {
+            let policy = retape_policy::presets::preset(preset.name, &context).unwrap();
+            (trace.run(Some(Rc::new(policy))).unwrap().peak_bytes, preset.name)
+        });
+        let (least, name) = peaks.min().unwrap();
+        let planner = Planner::new(trace, PlannerOptions::default()).unwrap();
+        assert!(planner.smallest() <= least, "{attention:?}: {} above {least} of {name}", planner.smallest());
+        let plan = planner.plan(planner.smallest()).unwrap();
+        assert_eq!(planner.trace().run(Some(plan.policy())).unwrap().peak_bytes, plan.peak_bytes);
+        // The same as a file of rules.
+        let rules = RuleSet::from_toml(&plan.to_toml(), &context).unwrap();
+        assert_eq!(planner.trace().run(Some(Rc::new(rules))).unwrap().peak_bytes, plan.peak_bytes);
+    }
+    let device = meta();
+    let x = Tensor::full(&device, &[16, 16], DType::F32, 0.0).unwrap();
+    let chain = |tape: &Tape| {
+        let mut h = tape.leaf(&x)?;
+        for _ in 0..256 {
+            h = h.gelu()?;
+        }
+        h.square()?.sum()
+    };
+    let planner = Planner::new(Trace::record(&device, None, chain).unwrap(), PlannerOptions::default()).unwrap();
+    assert!(planner.smallest() < planner.largest() / 7, "{} of {}", planner.smallest(), planner.largest());
 }

@@ -152,7 +152,7 @@ fn wrong_files() {
     let second = |text: &str| format!("[[rule]]\npath='a'\nmark='keep'\n[[rule]]\n{text}");
     let in_second = |reason: &str| format!("[[rule]] number 2: {reason}");
     for (text, message) in [
-        ("x = 1".to_owned(), "line 1: unknown field `x`, expected `preset` or `rule`".to_owned()),
+        ("x = 1".to_owned(), "line 1: unknown field `x`, expected one of `preset`, `segments`, `rule`".to_owned()),
         ("\npreset = 3".to_owned(), "line 2: invalid type: integer `3`, expected a string".to_owned()),
         (second("path='b'\nmark='keep'\nmin_byte=3"), in_second(&format!("unknown field `min_byte`, {fields}"))),
         (second("mark='keep'"), in_second("has neither `path` nor `ids`; write the pattern of the values it is for")),

@@ -66,7 +66,7 @@ impl<'a> Cut<'a> {
                 let live =
                     if stored { int8_bytes as f64 } else { 0.0 } + if replayed { item.bytes as f64 } else { 0.0 };
                 sum.int8 += live;
-                sum.int8_error += item.int8_error;
+                sum.int8_error = sum.int8_error.max(item.int8_error);
                 sum.int8_seconds += quantize * 2.0 * (item.bytes + int8_bytes) as f64;
                 sum.int8_allowed &= item.int8_bytes.is_some();
             }

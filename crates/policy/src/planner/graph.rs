@@ -6,6 +6,7 @@
 use super::CostModel;
 use retape_core::{Int8Spec, Mark, Moment, Phase, Trace, TraceValue};
 use std::collections::HashMap;
+use std::rc::Rc;
 
 /// What becomes of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -13,6 +14,13 @@ pub(super) enum Choice {
     Keep,
     Recompute,
     Int8,
+}
+
+/// A plan in the making: a choice for each item, and whether repeated scopes are segments.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Draft {
+    pub choices: Rc<[Choice]>,
+    pub segments: bool,
 }
 
 /// A value whose mark is free.
@@ -26,7 +34,7 @@ pub(super) struct Item {
     pub bytes: u64,
     /// Bytes as int8, where that is allowed.
     pub int8_bytes: Option<u64>,
-    /// Relative error that int8 adds to the gradients, at most.
+    /// Relative error that int8 of all values of its class adds to the gradients.
     pub int8_error: f64,
     /// When it is live at the latest because of handles: the last op that is recorded on it.
     last_use: u64,
@@ -60,6 +68,8 @@ pub(super) struct Graph {
     /// Seconds of one run of each of the trace's nodes.
     pub seconds: Vec<f64>,
     pub spec: Int8Spec,
+    /// The error of the int8 that the user gave; infinite where it isn't known.
+    pub given_error: f64,
 }
 
 /// How int8 may be used.
@@ -73,11 +83,24 @@ pub(super) struct Int8Rules<'a> {
 impl Graph {
     pub fn new(trace: &Trace, costs: &CostModel, int8: Option<Int8Rules<'_>>) -> Graph {
         let spec = int8.map_or_else(Int8Spec::default, |rules| rules.spec);
-        let mut graph = Graph { items: vec![], classes: vec![], nodes: vec![], seconds: costs.of_nodes(trace), spec };
+        let mut graph = Graph {
+            items: vec![],
+            classes: vec![],
+            nodes: vec![],
+            seconds: costs.of_nodes(trace),
+            spec,
+            given_error: 0.0,
+        };
         let mut item_of: HashMap<usize, usize> = HashMap::new();
+        let mut given: HashMap<_, f64> = HashMap::new();
         let mut class_of: HashMap<_, usize> = HashMap::new();
         for (index, value) in trace.values().iter().enumerate() {
             if value.exact || value.given.is_some() {
+                if matches!(value.given, Some(Mark::Int8(_))) && !value.exact && !value.read_exactly {
+                    let known = int8.map(|rules| (rules.error)(value)).filter(|e| *e > 0.0);
+                    let of_kind = given.entry((like(&value.path), value.op)).or_insert(0.0f64);
+                    *of_kind = of_kind.max(known.unwrap_or(f64::INFINITY));
+                }
                 continue;
             }
             let key = (like(&value.path), value.op, value.output, value.dtype, value.shape.clone());
@@ -99,6 +122,7 @@ impl Graph {
                 readers: None,
             });
         }
+        graph.given_error = given.values().fold(0.0, |sum, e| sum + e);
         let mut node_of: HashMap<Vec<usize>, usize> = HashMap::new();
         for (index, node) in trace.nodes().iter().enumerate() {
             for input in node.inputs.iter().filter_map(|i| item_of.get(i)) {
@@ -138,10 +162,12 @@ impl Graph {
         }
     }
 
-    /// The sum of the errors that int8 adds to the gradients.
+    /// The error that int8 adds to the gradients, the user's own apart: of every class of which a value is int8, that of the
+    /// whole class.
     pub fn error(&self, choices: &[Choice]) -> f64 {
-        let int8 = self.items.iter().zip(choices).filter(|(_, choice)| **choice == Choice::Int8);
-        int8.map(|(item, _)| item.int8_error).fold(0.0, |sum, e| sum + e)
+        let used = self.classes.iter().filter(|class| class.items.iter().any(|&i| choices[i] == Choice::Int8));
+        let worst = |class: &Class| class.items.iter().map(|&i| self.items[i].int8_error).fold(0.0, f64::max);
+        used.map(worst).fold(0.0, |sum, e| sum + e)
     }
 
     /// What a value can be but this.

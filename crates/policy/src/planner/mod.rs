@@ -36,7 +36,7 @@ mod sensitivity;
 use crate::{Error, Result};
 pub use cache::PlanCache;
 pub use cost::CostModel;
-use graph::{Choice, Graph, Int8Rules};
+use graph::{Choice, Draft, Graph, Int8Rules};
 use plan::PlanMarks;
 pub use plan::{Plan, PlannedMark};
 pub use profile::Profile;
@@ -52,6 +52,9 @@ pub struct PlannerOptions {
     pub costs: CostModel,
     /// Whether values may be stored as int8; only exact marks without.
     pub int8: Option<Int8Use>,
+    /// Marks alone: no plan makes segments of repeated scopes (those whose last name is a number), which the smallest peaks
+    /// of deep models need.
+    pub without_segments: bool,
 }
 
 /// How int8 may be used.
@@ -89,7 +92,8 @@ impl Planner {
     /// # Errors
     /// [`Error::Engine`] where the engine can't run it.
     pub fn new(trace: Trace, options: PlannerOptions) -> Result<Planner> {
-        let PlannerOptions { costs, int8 } = options;
+        let PlannerOptions { costs, int8, without_segments } = options;
+        costs.check().map_err(Error::InvalidProfile)?;
         let int8 = int8.unwrap_or_else(|| Int8Use { max_gradient_error: Some(0.0), ..Int8Use::default() });
         // No number, or one below nothing, must not let more pass.
         let max_error = int8.max_gradient_error.map_or(f64::INFINITY, |e| e.max(0.0));
@@ -97,7 +101,7 @@ impl Planner {
         let error = |value: &TraceValue| int8.sensitivity.of(value).unwrap_or(unknown);
         let rules = (max_error > 0.0).then_some(Int8Rules { spec: int8.spec, error: &error });
         let graph = Graph::new(&trace, &costs, rules);
-        let front = Search::new(&trace, &graph, costs.of_traffic(1), max_error).explore()?;
+        let front = Search::new(&trace, &graph, costs.of_traffic(1), max_error, !without_segments).explore()?;
         Ok(Planner { trace, graph, costs, front })
     }
 
@@ -106,12 +110,12 @@ impl Planner {
         &self.trace
     }
 
-    /// The smallest budget that has a plan.
+    /// The smallest budget that has a plan: the least peak of all that were tried, which isn't proven to be the least there is.
     pub fn smallest(&self) -> u64 {
         self.front.first().map_or(0, |p| p.peak)
     }
 
-    /// The peak without any mark; a larger budget is as good.
+    /// The peak of the fastest plan; a larger budget is as good.
     pub fn largest(&self) -> u64 {
         self.front.last().map_or(0, |p| p.peak)
     }
@@ -139,16 +143,17 @@ impl Planner {
     /// The furthest plan on the way from one that fits to the next of the front, which doesn't, by bisection. Its seconds
     /// lie between theirs, so that it is never faster than what a larger budget gets.
     fn on_the_way(&self, fits: &Point, next: &Point, budget: u64) -> Result<Point> {
-        let steps = search::path(&self.graph, &fits.choices, &next.choices);
+        let steps = search::path(&self.graph, &fits.draft.choices, &next.draft.choices);
         let (mut best, mut low, mut high) = (fits.clone(), 0, steps.len());
         while high - low > 1 {
             let middle = (low + high) / 2;
-            let mut choices = fits.choices.to_vec();
+            let mut choices = fits.draft.choices.to_vec();
             for &item in &steps[..middle] {
-                choices[item] = next.choices[item];
+                choices[item] = next.draft.choices[item];
             }
-            let error = self.graph.error(&choices).max(fits.error.min(next.error));
-            let point = match run(&self.trace, &self.graph, self.costs.of_traffic(1), choices.into(), error) {
+            let error = self.graph.error(&choices);
+            let draft = Draft { choices: choices.into(), segments: fits.draft.segments };
+            let point = match run(&self.trace, &self.graph, self.costs.of_traffic(1), draft, error) {
                 Err(error) if search::refuses(&error) => {
                     high = middle;
                     continue;
@@ -168,8 +173,10 @@ impl Planner {
 
     fn plan_of(&self, point: &Point) -> Plan {
         let step: f64 = 3.0 * self.graph.seconds.iter().sum::<f64>();
-        let int8 = point.choices.contains(&Choice::Int8);
-        let marks = self.graph.items.iter().zip(&*point.choices).map(|(item, &choice)| {
+        let int8 = point.draft.choices.contains(&Choice::Int8);
+        let error = point.error + self.graph.given_error;
+        let known = error.is_finite() && (!int8 || point.error > 0.0);
+        let marks = self.graph.items.iter().zip(&*point.draft.choices).map(|(item, &choice)| {
             let value = &self.trace.values()[item.value];
             let (mark, shape) = (self.graph.mark(choice), value.shape.clone());
             PlannedMark { path: value.path.clone(), op: value.op, shape, bytes: value.bytes, mark, id: value.id }
@@ -179,9 +186,9 @@ impl Planner {
             saved_bytes: point.run.saved_bytes,
             overhead_percent: 100.0 * point.run.replayed_flops as f64 / (3 * point.run.forward_flops).max(1) as f64,
             overhead_seconds_percent: 100.0 * point.seconds / step.max(f64::MIN_POSITIVE),
-            gradient_error_bound: if int8 && point.error == 0.0 { None } else { Some(point.error) },
+            gradient_error_bound: known.then_some(error),
             marks: marks.collect(),
-            policy: Rc::new(PlanMarks::new(&self.trace, &self.graph, &point.choices)),
+            policy: Rc::new(PlanMarks::new(&self.trace, &self.graph, &point.draft)),
         }
     }
 }

@@ -1,8 +1,7 @@
 //! A plan, as a policy and as a file of rules.
 
-use super::graph::{Choice, Graph, like};
+use super::graph::{Draft, Graph, like};
 use retape_core::{Decision, Ledger, Lint, Mark, Origin, Policy, Rounding, RuleInfo, Site, Trace};
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -18,8 +17,9 @@ pub struct Plan {
     pub overhead_percent: f64,
     /// Predicted seconds of replays, quantizing and dequantizing, over those of a step without any, in percent.
     pub overhead_seconds_percent: f64,
-    /// Bound of the relative error of the gradients: the sum over all int8 values of what was measured of each. 0 without
-    /// int8; `None` where int8 is used and nothing was measured.
+    /// Estimate of the relative error of the gradients, from above: the sum, over the kinds of values of which any is int8, of
+    /// what all of a kind were measured to add as leaves. 0 without int8; `None` where int8 is used (the user's own
+    /// included) and nothing was measured. A value that much is replayed from may add more: measure the plan.
     pub gradient_error_bound: Option<f64>,
     /// The mark of each value that was free to be marked, in recording order.
     pub marks: Vec<PlannedMark>,
@@ -55,7 +55,8 @@ impl Plan {
     }
 
     /// As a file of rules that [`RuleSet::from_toml`](crate::RuleSet::from_toml) reads: the values that are alike in a rule
-    /// each. It is for the same model and shapes only; on another, what a rule doesn't match is an error.
+    /// each, those that the user marked included. It is for the same model and shapes only; on another, what a rule doesn't
+    /// match is an error.
     pub fn to_toml(&self) -> String {
         let mut text = format!(
             "# A plan for one model and one shape: values are named by their numbers.\n\
@@ -63,7 +64,7 @@ impl Plan {
             self.peak_bytes, self.overhead_percent
         );
         let mut groups: BTreeMap<(String, &str, Vec<usize>, String), Vec<u64>> = BTreeMap::new();
-        for planned in &self.marks {
+        for planned in self.marks.iter().chain(&self.policy.given_marks) {
             let mark = match planned.mark {
                 Mark::Int8(spec) => {
                     let rounding = match spec.rounding {
@@ -77,10 +78,14 @@ impl Plan {
             let key = (like(&planned.path), planned.op, planned.shape.clone(), mark);
             groups.entry(key).or_default().push(planned.id);
         }
+        if self.policy.segments {
+            text += &format!("segments = [\"{SEGMENTS}\"]\n");
+        }
         // In the order of the first value of each.
         let mut groups: Vec<_> = groups.into_iter().collect();
         groups.sort_by_key(|(_, ids)| ids[0]);
         for ((path, op, shape, mark), ids) in groups {
+            let path = path.replace(char::is_control, " ");
             text += &format!("\n# {path}\n[[rule]]\n{mark}\nop = \"{op}\"\nshape = {shape:?}\nids = {ids:?}\n");
         }
         text
@@ -105,28 +110,42 @@ impl Policy for Plan {
     }
 }
 
+/// The scopes that a plan makes segments of.
+const SEGMENTS: &str = "**.[0-9]*";
+
 /// Marks by the number of the value, under what the trace was recorded with.
 #[derive(Debug)]
 pub(super) struct PlanMarks {
     given: Option<Rc<dyn Policy>>,
-    /// By number, with the op that the value is of.
-    marks: Vec<Option<(&'static str, Mark)>>,
+    given_marks: Vec<PlannedMark>,
+    /// By number, with the op that the value is of and its shape.
+    marks: Vec<Option<(&'static str, Vec<usize>, Mark)>>,
+    segments: bool,
     rules: Vec<RuleInfo>,
-    /// Values of other ops than planned that were met: the tape records something else.
-    others: Cell<u64>,
 }
 
 impl PlanMarks {
-    pub fn new(trace: &Trace, graph: &Graph, choices: &[Choice]) -> PlanMarks {
+    pub fn new(trace: &Trace, graph: &Graph, draft: &Draft) -> PlanMarks {
         let len = graph.items.iter().map(|item| item.id as usize + 1).max().unwrap_or(0);
         let mut marks = vec![None; len];
-        for (item, &choice) in graph.items.iter().zip(choices) {
-            marks[item.id as usize] = Some((trace.values()[item.value].op, graph.mark(choice)));
+        for (item, &choice) in graph.items.iter().zip(&*draft.choices) {
+            let value = &trace.values()[item.value];
+            marks[item.id as usize] = Some((value.op, value.shape.clone(), graph.mark(choice)));
         }
         let given = trace.policy().cloned();
+        let by_policy = trace.values().iter().filter(|v| given.is_some() && !v.exact);
+        let given_marks = by_policy.filter_map(|v| {
+            let (path, shape) = (v.path.clone(), v.shape.clone());
+            Some(PlannedMark { path, op: v.op, shape, bytes: v.bytes, mark: v.given?, id: v.id })
+        });
+        let given_marks = given_marks.collect();
         let mut rules = given.as_ref().map_or(Vec::new(), |policy| policy.rules().to_vec());
         rules.push(RuleInfo { name: "plan".into(), origin: Origin::Preset });
-        PlanMarks { given, marks, rules, others: Cell::new(0) }
+        PlanMarks { given, given_marks, marks, segments: draft.segments, rules }
+    }
+
+    fn planned(&self, id: u64) -> Option<&(&'static str, Vec<usize>, Mark)> {
+        self.marks.get(id as usize)?.as_ref()
     }
 }
 
@@ -134,12 +153,8 @@ impl Policy for PlanMarks {
     fn mark(&self, site: &Site<'_>) -> Option<Decision> {
         let given = self.given.as_ref().and_then(|policy| policy.mark(site));
         let planned = || {
-            let (op, mark) = self.marks.get(site.id as usize).copied().flatten()?;
-            if op != site.op {
-                self.others.set(self.others.get() + 1);
-                return None;
-            }
-            Some(Decision { mark, rule: self.rules.len() - 1 })
+            let (op, _, mark) = self.planned(site.id)?;
+            (*op == site.op).then_some(Decision { mark: *mark, rule: self.rules.len() - 1 })
         };
         given.or_else(planned)
     }
@@ -149,18 +164,22 @@ impl Policy for PlanMarks {
     }
 
     fn is_segment(&self, scope: &str) -> bool {
-        self.given.as_ref().is_some_and(|policy| policy.is_segment(scope))
+        let repeated = || scope.rsplit('.').next().is_some_and(|name| name.starts_with(|c: char| c.is_ascii_digit()));
+        self.segments && repeated() || self.given.as_ref().is_some_and(|policy| policy.is_segment(scope))
     }
 
+    /// Values of other ops or shapes than planned: the tape records something else.
     fn lint(&self, ledger: &Ledger) -> Vec<Lint> {
         let mut lint = self.given.as_ref().map_or(Vec::new(), |policy| policy.lint(ledger));
-        if self.others.get() > 0 {
+        let other = ledger.values.iter().find(|value| {
+            self.planned(value.id).is_some_and(|(op, shape, _)| *op != value.op || *shape != value.shape)
+        });
+        if let Some(value) = other {
             lint.push(Lint {
                 code: "plan-of-another-model",
-                subject: "plan".into(),
-                message:
-                    "values are of other ops than planned, so its marks and promises don't hold; plan for this model"
-                        .into(),
+                subject: value.path.clone(),
+                message: "its op or shape isn't the planned one, so the plan's promises don't hold; plan for this model and shape"
+                    .into(),
             });
         }
         lint

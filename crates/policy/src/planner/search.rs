@@ -7,7 +7,7 @@
 //! All of it stops when the engine has run so many nodes.
 
 use super::cut::Cut;
-use super::graph::{Choice, Graph};
+use super::graph::{Choice, Draft, Graph};
 use super::plan::PlanMarks;
 use crate::{Error, Result};
 use retape_core::{DryRun, Moment, Trace};
@@ -21,7 +21,7 @@ const WORK: u64 = 400_000;
 /// A plan and what it takes.
 #[derive(Debug, Clone)]
 pub(super) struct Point {
-    pub choices: Rc<[Choice]>,
+    pub draft: Draft,
     pub peak: u64,
     /// Of replays, quantizing and dequantizing.
     pub seconds: f64,
@@ -37,7 +37,8 @@ pub(super) struct Search<'a> {
     seconds_per_byte: f64,
     max_error: f64,
     work: u64,
-    known: HashSet<Rc<[Choice]>>,
+    segments: bool,
+    known: HashSet<Draft>,
     /// Best plans, peak rising and seconds falling.
     front: Vec<Point>,
     /// Why the first plan that the engine refused can't be.
@@ -45,15 +46,22 @@ pub(super) struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    pub fn new(trace: &'a Trace, graph: &'a Graph, seconds_per_byte: f64, max_error: f64) -> Search<'a> {
+    /// Plans that add at most `max_error` to the gradients, with segments if they may have them.
+    pub fn new(
+        trace: &'a Trace,
+        graph: &'a Graph,
+        seconds_per_byte: f64,
+        max_error: f64,
+        segments: bool,
+    ) -> Search<'a> {
         let (known, front) = (HashSet::new(), Vec::new());
-        Search { trace, graph, seconds_per_byte, max_error, work: WORK, known, front, refused: None }
+        Search { trace, graph, seconds_per_byte, max_error, work: WORK, segments, known, front, refused: None }
     }
 
     /// The front of all that was found.
     pub fn explore(mut self) -> Result<Vec<Point>> {
         let keep = vec![Choice::Keep; self.graph.items.len()];
-        self.try_plan(keep)?;
+        self.try_plan(keep, false)?;
         self.cuts(None)?;
         let mut moments: Vec<Moment> = self.front.iter().map(|p| p.run.peak_moment).collect();
         moments.sort_unstable();
@@ -63,6 +71,7 @@ impl<'a> Search<'a> {
         for moment in moments.into_iter().step_by(step) {
             self.cuts(Some(moment))?;
         }
+        self.thin()?;
         loop {
             let before = self.known.len();
             self.fill_gaps()?;
@@ -77,12 +86,12 @@ impl<'a> Search<'a> {
     }
 
     /// Runs a plan, unless it is known, not allowed, or the work is done.
-    fn try_plan(&mut self, choices: Vec<Choice>) -> Result<()> {
-        let choices: Rc<[Choice]> = choices.into();
-        if self.known.contains(&choices) {
+    fn try_plan(&mut self, choices: Vec<Choice>, segments: bool) -> Result<()> {
+        let draft = Draft { choices: choices.into(), segments };
+        if self.known.contains(&draft) {
             return Ok(());
         }
-        let error = self.graph.error(&choices);
+        let error = self.graph.error(&draft.choices);
         if error > self.max_error {
             return Ok(());
         }
@@ -93,11 +102,40 @@ impl<'a> Search<'a> {
             return Ok(());
         }
         self.work -= visits.min(self.work);
-        self.known.insert(choices.clone());
-        match run(self.trace, self.graph, self.seconds_per_byte, choices, error) {
+        self.known.insert(draft.clone());
+        match run(self.trace, self.graph, self.seconds_per_byte, draft, error) {
             Ok(point) => insert(&mut self.front, point),
             Err(error) if refuses(&error) => drop(self.refused.get_or_insert(error)),
             Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// What no cut proposes: of the values that the plan of the least peak keeps in every block, every k-th alone, and all else
+    /// of the blocks recomputed (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"), with and without
+    /// segments; and every k-th of all values.
+    fn thin(&mut self) -> Result<()> {
+        let Some(least) = self.front.first().map(|p| p.draft.choices.clone()) else { return Ok(()) };
+        let items = self.graph.items.len();
+        let every =
+            |most: usize| (0..).map(|i| 2.0 * 1.4f64.powi(i)).map(|k| k as usize).take_while(move |&k| 2 * k <= most);
+        for class in
+            self.graph.classes.iter().filter(|class| class.items.len() >= 4 && least[class.items[0]] == Choice::Keep)
+        {
+            let repeated = |i: usize| self.graph.classes[self.graph.items[i].class].items.len() >= 4;
+            for k in every(class.items.len()) {
+                let mut thinned: Vec<Choice> =
+                    (0..items).map(|i| if repeated(i) { Choice::Recompute } else { least[i] }).collect();
+                class.items.iter().skip(k - 1).step_by(k).for_each(|&i| thinned[i] = Choice::Keep);
+                if self.segments {
+                    self.try_plan(thinned.clone(), true)?;
+                }
+                self.try_plan(thinned, false)?;
+            }
+        }
+        for k in every(items) {
+            let thinned = (0..items).map(|i| if i % k == 0 { Choice::Keep } else { Choice::Recompute });
+            self.try_plan(thinned.collect(), false)?;
         }
         Ok(())
     }
@@ -128,7 +166,7 @@ impl<'a> Search<'a> {
         for (_, seconds, choices) in found {
             if seconds < least {
                 least = seconds;
-                self.try_plan(choices)?;
+                self.try_plan(choices, false)?;
             }
         }
         Ok(())
@@ -144,37 +182,37 @@ impl<'a> Search<'a> {
     }
 
     /// The plan of the front beside the widest gap that isn't `done`; first of all the one of the least peak.
-    fn beside_widest_gap(&self, done: &HashSet<Rc<[Choice]>>) -> Option<Rc<[Choice]>> {
+    fn beside_widest_gap(&self, done: &HashSet<Draft>) -> Option<Draft> {
         let gap = self.gap();
         let width = |i: usize| match i {
             0 => f64::INFINITY,
             _ => gap(&self.front[i - 1..=i]).max(self.front.get(i..=i + 1).map_or(0.0, &gap)),
         };
-        let open = (0..self.front.len()).filter(|&i| !done.contains(&self.front[i].choices));
-        open.max_by(|&a, &b| width(a).total_cmp(&width(b))).map(|i| self.front[i].choices.clone())
+        let open = (0..self.front.len()).filter(|&i| !done.contains(&self.front[i].draft));
+        open.max_by(|&a, &b| width(a).total_cmp(&width(b))).map(|i| self.front[i].draft.clone())
     }
 
     /// Halves the widest gaps of the front, until none can be.
     fn fill_gaps(&mut self) -> Result<()> {
-        let mut tried: HashSet<[Rc<[Choice]>; 2]> = HashSet::new();
+        let mut tried: HashSet<[Draft; 2]> = HashSet::new();
         loop {
             let gap = self.gap();
-            let open = self.front.windows(2).filter(|p| !tried.contains(&[p[0].choices.clone(), p[1].choices.clone()]));
+            let open = self.front.windows(2).filter(|p| !tried.contains(&[p[0].draft.clone(), p[1].draft.clone()]));
             // Finer than a thousandth of a thousandth isn't seen.
             let widest = open.filter(|p| gap(p) > 1e-6).max_by(|a, b| gap(a).total_cmp(&gap(b)));
             let Some([less, more]) = widest else { return Ok(()) };
-            let (less, more) = (less.choices.clone(), more.choices.clone());
+            let (less, more) = (less.draft.clone(), more.draft.clone());
             tried.insert([less.clone(), more.clone()]);
-            let steps = path(self.graph, &less, &more);
+            let steps = path(self.graph, &less.choices, &more.choices);
             if steps.len() < 2 {
                 continue;
             }
             for from in [0, steps.len() / 2] {
-                let mut mixed = less.to_vec();
+                let mut mixed = less.choices.to_vec();
                 for &item in &steps[from..(from + steps.len() / 2).min(steps.len())] {
-                    mixed[item] = more[item];
+                    mixed[item] = more.choices[item];
                 }
-                self.try_plan(mixed)?;
+                self.try_plan(mixed, less.segments)?;
             }
             if self.work == 0 {
                 return Ok(());
@@ -185,21 +223,21 @@ impl<'a> Search<'a> {
     /// Changes plans of the front by one value, then by two.
     fn change_values(&mut self) -> Result<()> {
         for pairs in [false, true] {
-            let mut done: HashSet<Rc<[Choice]>> = HashSet::new();
+            let mut done: HashSet<Draft> = HashSet::new();
             while let Some(next) = self.beside_widest_gap(&done) {
                 done.insert(next.clone());
-                let changes = self.changes(&next);
+                let changes = self.changes(&next.choices);
                 for (i, &(item, choice)) in changes.iter().enumerate() {
-                    let mut changed = next.to_vec();
+                    let mut changed = next.choices.to_vec();
                     changed[item] = choice;
                     if !pairs {
-                        self.try_plan(changed)?;
+                        self.try_plan(changed, next.segments)?;
                         continue;
                     }
                     for &(other, choice) in changes[..i].iter().filter(|(other, _)| *other != item) {
                         let mut changed = changed.clone();
                         changed[other] = choice;
-                        self.try_plan(changed)?;
+                        self.try_plan(changed, next.segments)?;
                     }
                 }
                 if self.work == 0 {
@@ -225,23 +263,18 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Whether an error of a run is the plan's fault: under its marks, one that the user sets by value comes too late.
+/// Whether an error of a run is the plan's fault: under its marks, one that the user sets by value comes too late, or the
+/// device's hard limit is exceeded.
 pub(super) fn refuses(error: &Error) -> bool {
-    matches!(error, Error::Engine(retape_core::Error::MarkTooLate { .. }))
+    matches!(error, Error::Engine(retape_core::Error::MarkTooLate { .. } | retape_core::Error::OutOfMemory { .. }))
 }
 
 /// Runs a plan.
-pub(super) fn run(
-    trace: &Trace,
-    graph: &Graph,
-    seconds_per_byte: f64,
-    choices: Rc<[Choice]>,
-    error: f64,
-) -> Result<Point> {
-    let run = trace.run(Some(Rc::new(PlanMarks::new(trace, graph, &choices))))?;
+pub(super) fn run(trace: &Trace, graph: &Graph, seconds_per_byte: f64, draft: Draft, error: f64) -> Result<Point> {
+    let run = trace.run(Some(Rc::new(PlanMarks::new(trace, graph, &draft))))?;
     let replays: f64 = run.replays.iter().map(|&(node, count)| graph.seconds[node] * count as f64).sum();
     let seconds = replays + seconds_per_byte * run.quantize_traffic as f64;
-    Ok(Point { choices, peak: run.peak_bytes, seconds, error, run })
+    Ok(Point { draft, peak: run.peak_bytes, seconds, error, run })
 }
 
 /// Puts a point on the front, if nothing there is as good in both.

@@ -1,9 +1,8 @@
 //! How much the gradients change where a value is stored as int8.
 //!
-//! Each kind of value (the same of all blocks) is stored as int8 alone, and the gradients are compared with the exact ones.
-//! Roundings of different values are independent, so a kind's error e from n values is about e / sqrt(n) from each, and the
-//! sum over values, which a plan is bounded by, is above what they give together. It is an estimate all the same: of one
-//! batch, and of values that nothing is replayed from. So a plan is measured once more ([`Sensitivity::calibrated`]).
+//! Each kind of value (the same of all blocks) is stored as int8 alone, and the gradients are compared with the exact ones. A
+//! plan that stores any value of a kind as int8 counts the error of all of them, and adds up the kinds. That is an estimate:
+//! of one batch, and of values that nothing is replayed from. So measure the plan, too ([`Sensitivity::calibrated`]).
 
 use super::graph::like;
 use retape_core::{
@@ -14,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// The relative error of the gradients that int8 of one value adds, by kind of value.
+/// The relative error of the gradients that int8 of all values of a kind adds, by kind.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Sensitivity(BTreeMap<String, f64>);
@@ -51,8 +50,12 @@ impl Sensitivity {
         let mut errors = BTreeMap::new();
         for (kind, ids) in kinds {
             tick(&kind);
-            let error = gradients(&ids)?.distance(&exact)?;
-            errors.insert(kind, error / (ids.len() as f64).sqrt());
+            // A kind that int8 can't hold (a group that isn't finite) is never to be int8.
+            let error = match gradients(&ids) {
+                Ok(gradients) => gradients.distance(&exact)?,
+                Err(_) => f64::INFINITY,
+            };
+            errors.insert(kind, if error.is_nan() { f64::INFINITY } else { error });
         }
         Ok(Sensitivity(errors))
     }
@@ -63,7 +66,7 @@ impl Sensitivity {
         Sensitivity(self.0.iter().map(|(kind, error)| (kind.clone(), error * factor)).collect())
     }
 
-    /// The error of a value. One of a kind that wasn't measured counts as the worst that was; `None` where nothing was.
+    /// The error of a value's kind. One of a kind that wasn't measured counts as the worst that was; `None` where nothing was.
     pub fn of(&self, value: &TraceValue) -> Option<f64> {
         // No number is no knowledge, and no error is below nothing.
         let known = |e: &f64| if e.is_nan() { f64::INFINITY } else { e.max(0.0) };

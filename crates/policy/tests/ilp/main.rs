@@ -93,7 +93,8 @@ fn compare(layers: usize, int8: bool, budgets: u64, limit: Duration) {
     let gpt = Recorded::gpt(layers, AttentionForm::Flash);
     let trace = gpt.trace();
     let model = Model::new(&trace, gpt.device.meter(), int8);
-    let options = PlannerOptions { int8: int8.then(Int8Use::default), ..PlannerOptions::default() };
+    let options =
+        PlannerOptions { int8: int8.then(Int8Use::default), without_segments: true, ..PlannerOptions::default() };
     let planner = Planner::new(gpt.trace(), options).unwrap();
     let what = if int8 { "with int8" } else { "exact" };
     println!("{layers} layers, {what}: {} values, {} variables", model.items.len(), model.variables.len());
