@@ -92,6 +92,40 @@ fn all_that_a_tape_can_be_told() {
     assert_eq!(given, [("gelu", Mark::Recompute), ("matmul", Mark::Recompute), ("tanh", Mark::Recompute)]);
 }
 
+/// Tensors that forward makes: one that is two leaves, and a parameter that is asked for again after its handle went.
+#[test]
+fn what_forward_makes_itself() {
+    let device = meta();
+    let shared = |tape: &Tape| {
+        let x = Tensor::full(&device, &[128, 128], DType::F32, 0.0)?;
+        let (a, b) = (tape.leaf(&x)?, tape.constant(&x)?);
+        drop(x);
+        let h = a.gelu()?.mul(&b)?;
+        drop((a, b));
+        h.tanh()?.square()?.sum()
+    };
+    let again = |tape: &Tape| {
+        let w = Tensor::full(&device, &[64, 64], DType::F32, 0.0)?;
+        let h = tape.parameter(ParameterId(1), &w, true)?.gelu()?;
+        h.matmul(&tape.parameter(ParameterId(1), &w, true)?)?.sum()
+    };
+    let forwards: [&dyn Fn(&Tape) -> Result<Var>; 2] = [&shared, &again];
+    for forward in forwards {
+        let trace = Trace::record(&device, None, forward).unwrap();
+        assert_eq!(device.meter().live(), 0, "a trace holds nothing that forward made");
+        let own = run(&device, None, forward);
+        let run = trace.run(None).unwrap();
+        assert_eq!((run.peak_bytes, run.saved_bytes), (own.0, own.1));
+    }
+    let x = Tensor::full(&device, &[4], DType::F32, 0.0).unwrap();
+    let backward = Trace::record(&device, None, |tape| {
+        let loss = tape.leaf(&x)?.gelu()?.sum()?;
+        tape.backward_retain(&loss)?;
+        Ok::<_, Error>(loss)
+    });
+    assert!(matches!(backward, Err(Error::NoGradient { .. })), "{backward:?}");
+}
+
 #[test]
 fn what_cannot_be_recorded_says_so() {
     let x = Tensor::full(&meta(), &[2], DType::F32, 0.0).unwrap();

@@ -1,5 +1,6 @@
 //! The command line, as `--help` shows it.
 
+use crate::error::Failure;
 use crate::policy::{PolicySpec, parse_budget, parse_error};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use retape::policy::{PRESETS, Rule, parse_bytes};
@@ -300,6 +301,19 @@ pub struct PlanningArgs {
 }
 
 impl PlanningArgs {
+    /// Fails where there is something to plan with and nothing to plan.
+    pub fn check(&self, budget: bool) -> Result<(), Failure> {
+        let given = [
+            ("--max-gradient-error", self.max_gradient_error.is_some()),
+            ("--int8-group", self.int8_group.is_some()),
+            ("--profile", self.profile.is_some()),
+        ];
+        match given.into_iter().find(|(_, given)| *given && !budget) {
+            Some((option, _)) => Err(Failure::usage(format!("{option} is for the plan of a budget; add --budget"))),
+            None => Ok(()),
+        }
+    }
+
     /// A budget as a policy.
     pub fn spec(&self, budget: &str, marks: &[Rule]) -> PolicySpec {
         let error = self.max_gradient_error.map_or(String::new(), |e| format!(":max_gradient_error={e}"));
@@ -311,13 +325,15 @@ impl PlanningArgs {
 
 impl BudgetArgs {
     /// The budget, or else the policy of this name.
-    pub fn or_policy(&self, name: Option<&str>, marks: &[Rule]) -> PolicySpec {
-        match &self.budget {
+    pub fn or_policy(&self, name: Option<&str>, marks: &[Rule]) -> Result<PolicySpec, Failure> {
+        let is_budget = self.budget.is_some() || name.is_some_and(|name| name.starts_with("budget:"));
+        self.planning.check(is_budget)?;
+        Ok(match &self.budget {
             Some(budget) => self.planning.spec(budget, marks),
             None => {
                 PolicySpec { profile: self.planning.profile.clone(), ..PolicySpec::new(name.unwrap_or("none"), marks) }
             }
-        }
+        })
     }
 }
 

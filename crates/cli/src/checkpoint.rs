@@ -8,6 +8,7 @@ use crate::trainer::{Settings, Trainer};
 use retape::nn::checkpoint::{Cast, load_parameters, save_parameters};
 use retape::nn::data::ByteText;
 use retape::nn::{Gpt, GptConfig, LossScaler};
+use retape::policy::Profile;
 use retape::prelude::Device;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -37,6 +38,9 @@ pub struct RunConfig {
     pub policy: String,
     /// Marks over it, as `--mark` takes them.
     pub marks: Vec<String>,
+    /// The profile that a budget was planned with, where it was given one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<Profile>,
     /// How parameters are updated.
     pub settings: Settings,
     /// The state of the loss's scaling, of a model in f16.

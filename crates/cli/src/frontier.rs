@@ -142,6 +142,7 @@ fn policies(args: &FrontierArgs) -> Result<Vec<PolicySpec>> {
     }
     let optional = args.budgets.is_empty();
     let marks = &args.marks.marks;
+    args.planning.check(!budgets.is_empty() || names.iter().any(|name| name.starts_with("budget:")))?;
     let named = names.into_iter().map(|name| PolicySpec::new(name, marks));
     let budgets = budgets.into_iter().map(|budget| PolicySpec { optional, ..args.planning.spec(budget, marks) });
     let mut policies = vec![PolicySpec::none()];
@@ -202,7 +203,10 @@ fn csv_of(points: &[Point]) -> Result<Vec<u8>> {
         let cell = |value: &Value| match value {
             Value::Null => String::new(),
             Value::String(text) => text.clone(),
-            Value::Array(items) => items.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" "),
+            Value::Array(items) => {
+                let texts = items.iter().map(|item| item.as_str().map_or_else(|| item.to_string(), str::to_owned));
+                texts.collect::<Vec<_>>().join(" ")
+            }
             other => other.to_string(),
         };
         writer.write_record(fields.values().map(cell)).map_err(failed)?;

@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 /// Runs the command.
 pub fn run(args: &InspectArgs, common: &Common) -> Result<()> {
     let config = GptConfig { attention: args.model.form("inspect")?, ..args.model.config()? };
-    let spec = args.budget.or_policy(args.policy.as_deref(), &args.marks.marks);
+    let spec = args.budget.or_policy(args.policy.as_deref(), &args.marks.marks)?;
     let dry = DryRun::new(&config)?;
     let mut planning = Planning::new(&dry, common);
     let policy = planning.policy(&spec)?;

@@ -38,6 +38,7 @@ pub fn run(args: &PlanArgs, common: &Common) -> Result<()> {
                 "budget_bytes": budget,
                 "predicted_peak_bytes": plan.peak_bytes,
                 "predicted_overhead_percent": plan.overhead_percent,
+                "predicted_time_percent": plan.overhead_seconds_percent,
                 "gradient_error_bound": plan.gradient_error_bound,
                 "smallest_feasible_bytes": smallest,
             })
@@ -58,7 +59,7 @@ pub fn run(args: &PlanArgs, common: &Common) -> Result<()> {
         ("  and AdamW's state", bytes(plan.peak_bytes + 4 * parameters)),
         ("replayed FLOPs", format!("{:.2} %", plan.overhead_percent)),
         ("predicted time", format!("{:+.2} %", plan.overhead_seconds_percent)),
-        ("gradient error, at most", error),
+        ("gradient error, estimated", error),
         ("smallest budget with a plan", bytes(*smallest)),
     ];
     report::print_line(&report::pairs(rows).to_string())?;

@@ -6,7 +6,7 @@ use crate::policy::{Budget, NamedPolicy, Planned, PolicySpec};
 use crate::report;
 use crate::subject::{DryRun, Subject};
 use retape::Trace;
-use retape::policy::{CostModel, Int8Use, Planner, PlannerOptions, Profile};
+use retape::policy::{CostModel, Int8Use, Planner, PlannerOptions, Profile, Sensitivity};
 use retape::prelude::{Gradients, Int8Spec, Policy};
 use std::path::Path;
 use std::rc::Rc;
@@ -26,26 +26,16 @@ pub struct Planning<'a> {
     pub measure_costs: bool,
     /// What was measured or loaded.
     pub profile: Option<Profile>,
-    /// The groups for which its int8 errors were measured here.
-    measured_group: Option<usize>,
     /// The last planner, and what it is for.
     planner: Option<(String, Rc<Planner>)>,
-    /// The model on the device, with its exact gradients.
-    measured: Option<(Subject, Gradients)>,
+    /// The model on the device, with its gradients under the user's marks alone, and which these are.
+    measured: Option<(Subject, Gradients, String)>,
 }
 
 impl<'a> Planning<'a> {
     /// For the model of a dry run.
     pub fn new(dry: &'a DryRun, common: &'a Common) -> Planning<'a> {
-        Planning {
-            dry,
-            common,
-            measure_costs: false,
-            profile: None,
-            measured_group: None,
-            planner: None,
-            measured: None,
-        }
+        Planning { dry, common, measure_costs: false, profile: None, planner: None, measured: None }
     }
 
     /// What was asked for, for this model.
@@ -68,49 +58,52 @@ impl<'a> Planning<'a> {
     fn plan(&mut self, spec: &PolicySpec, budget: Budget) -> Result<Planned> {
         let bytes = budget.size.bytes(self.dry.predict(&NamedPolicy::none())?.peak_bytes);
         let bound = budget.max_gradient_error.filter(|&e| e > 0.0);
-        self.load_or_measure(spec, budget)?;
+        let mut planner = self.planner(spec, budget)?;
+        let mut sensitivity = self.profile.as_ref().map_or_else(Default::default, |p| p.sensitivity.clone());
         for _ in 0..=CALIBRATIONS {
-            let planner = self.planner(spec, budget)?;
             let mut plan = planner.plan(bytes)?;
             let planned = |plan| Planned { budget: bytes, plan: Rc::new(plan), smallest: planner.smallest() };
             let (Some(bound), DeviceKind::Cpu) = (bound, self.common.device) else { return Ok(planned(plan)) };
-            let measured = self.gradient_error(plan.policy())?;
-            let promised = plan.gradient_error_bound.unwrap_or(0.0);
+            let measured = self.gradient_error(spec, plan.policy())?;
+            let estimate = plan.gradient_error_bound.unwrap_or(0.0);
             if measured <= bound {
-                plan.gradient_error_bound = Some(promised.max(measured));
+                plan.gradient_error_bound = plan.gradient_error_bound.map(|estimate| estimate.max(measured));
                 return Ok(planned(plan));
             }
             // A little more than what was measured, so that the next is below.
-            let profile = self.profile.as_mut().expect("it was loaded or measured above");
-            profile.sensitivity = profile.sensitivity.calibrated(promised, 1.1 * measured);
-            self.planner = None;
+            sensitivity = sensitivity.calibrated(estimate, 1.1 * measured);
+            planner = Rc::new(self.new_planner(spec, budget, sensitivity.clone())?);
         }
-        let exact = Budget { max_gradient_error: None, ..budget };
-        report::note("note: every plan with int8 that was tried adds more than the bound; the plan is exact");
-        self.planner = None;
-        let planner = self.planner(spec, exact)?;
+        report::note(
+            "note: every plan with int8 that was tried adds more than the bound; this one uses none of its own",
+        );
+        let planner = self.planner(spec, Budget { max_gradient_error: None, ..budget })?;
         Ok(Planned { budget: bytes, plan: Rc::new(planner.plan(bytes)?), smallest: planner.smallest() })
     }
 
     /// The planner for these marks and this use of int8.
     fn planner(&mut self, spec: &PolicySpec, budget: Budget) -> Result<Rc<Planner>> {
-        let label = PolicySpec { name: String::new(), ..spec.clone() }.label();
-        let key = format!("{label} {:?} {}", budget.max_gradient_error, budget.group);
+        self.load_or_measure(spec, budget)?;
+        let key = format!("{} {:?} {}", marks_of(spec), budget.max_gradient_error, budget.group);
         if let Some((of, planner)) = &self.planner
             && *of == key
         {
             return Ok(planner.clone());
         }
-        let profile = self.profile.clone().unwrap_or_default();
+        let sensitivity = self.profile.as_ref().map_or_else(Default::default, |p| p.sensitivity.clone());
+        let planner = Rc::new(self.new_planner(spec, budget, sensitivity)?);
+        self.planner = Some((key, planner.clone()));
+        Ok(planner)
+    }
+
+    fn new_planner(&self, spec: &PolicySpec, budget: Budget, sensitivity: Sensitivity) -> Result<Planner> {
+        let costs = self.profile.as_ref().map_or_else(Default::default, |p| p.costs.clone());
         let int8 = budget.max_gradient_error.filter(|&e| e > 0.0).map(|bound| Int8Use {
             spec: int8_of(budget),
             max_gradient_error: Some(bound),
-            sensitivity: profile.sensitivity.clone(),
+            sensitivity,
         });
-        let planner = Planner::new(self.trace(spec)?, PlannerOptions { costs: profile.costs, int8 })?;
-        let planner = Rc::new(planner);
-        self.planner = Some((key, planner.clone()));
-        Ok(planner)
+        Ok(Planner::new(self.trace(spec)?, PlannerOptions { costs, int8, ..PlannerOptions::default() })?)
     }
 
     fn trace(&self, spec: &PolicySpec) -> Result<Trace> {
@@ -120,29 +113,40 @@ impl<'a> Planning<'a> {
 
     /// The profile file, or what of it this budget needs and isn't known yet, measured.
     fn load_or_measure(&mut self, spec: &PolicySpec, budget: Budget) -> Result<()> {
+        let model = self.dry.label();
         if self.profile.is_none() {
             let profile = match &spec.profile {
                 Some(file) => load(file)?,
                 None if self.measure_costs => Profile { costs: self.measure_costs()?, ..Profile::default() },
                 None => Profile::default(),
             };
-            self.profile = Some(profile);
+            if let (Some(file), Some(of)) = (&spec.profile, &profile.model)
+                && *of != model
+            {
+                report::note(&format!("note: {} was measured of {of}; this is {model}", file.display()));
+            }
+            self.profile = Some(Profile { model: Some(profile.model.clone().unwrap_or(model)), ..profile });
         }
         let profile = self.profile.as_ref().expect("it was made above");
-        let loaded = self.measured_group.is_none() && profile.sensitivity.iter().next().is_some();
-        let needed = budget.max_gradient_error.is_some_and(|e| e > 0.0);
-        if needed && !loaded && self.measured_group != Some(budget.group) {
-            let (trace, spec) = (self.trace(spec)?, int8_of(budget));
-            let sensitivity = self.subject()?.0.sensitivity(&trace, spec)?;
-            self.profile.as_mut().expect("it was made above").sensitivity = sensitivity;
-            self.measured_group = Some(budget.group);
+        if budget.max_gradient_error.is_none_or(|e| e <= 0.0) || profile.int8_group == Some(budget.group) {
+            return Ok(());
         }
+        if let (Some(file), Some(group)) = (&spec.profile, profile.int8_group) {
+            return Err(Failure::usage(format!(
+                "--profile {}: its errors are of int8 in groups of {group}; take --int8-group {group}",
+                file.display()
+            )));
+        }
+        let (trace, int8) = (self.trace(spec)?, int8_of(budget));
+        let sensitivity = self.subject(spec)?.0.sensitivity(&trace, int8)?;
+        let profile = self.profile.as_mut().expect("it was made above");
+        (profile.sensitivity, profile.int8_group) = (sensitivity, Some(budget.group));
         Ok(())
     }
 
     /// What ops cost on the device: of each the least of some steps.
     fn measure_costs(&mut self) -> Result<CostModel> {
-        let (subject, _) = self.subject()?;
+        let (subject, ..) = self.subject(&PolicySpec::none())?;
         let none = NamedPolicy::none();
         let bar = report::progress(COST_STEPS as u64);
         let steps = (0..COST_STEPS).map(|_| {
@@ -156,31 +160,39 @@ impl<'a> Planning<'a> {
         Ok(CostModel::measured(&steps))
     }
 
-    /// What a policy adds to the gradients on the device.
-    fn gradient_error(&mut self, rules: Rc<dyn Policy>) -> Result<f64> {
+    /// What a plan adds to the gradients on the device, beyond the user's marks.
+    fn gradient_error(&mut self, spec: &PolicySpec, rules: Rc<dyn Policy>) -> Result<f64> {
         let policy = NamedPolicy { rules, ..NamedPolicy::none() };
-        let (subject, exact) = self.subject()?;
-        Ok(subject.step(&policy, false)?.1.distance(exact)?)
+        let (subject, without, _) = self.subject(spec)?;
+        Ok(subject.step(&policy, false)?.1.distance(without)?)
     }
 
-    fn subject(&mut self) -> Result<&(Subject, Gradients)> {
+    fn subject(&mut self, spec: &PolicySpec) -> Result<&(Subject, Gradients, String)> {
         if self.common.device != DeviceKind::Cpu {
             return Err(Failure::usage(
                 "planning with measured costs or gradient errors needs numbers, which the meta device has not; \
                  use --device cpu, or a --profile that was saved there",
             ));
         }
-        if self.measured.is_none() {
+        let marks = marks_of(spec);
+        if self.measured.as_ref().is_none_or(|(.., of)| *of != marks) {
             let config = self.dry.config();
             let peak = self.dry.predict(&NamedPolicy::none())?.peak_bytes;
             self.common.check_fits(peak.saturating_add(3 * config.parameter_bytes() as u64))?;
+            self.measured = None;
             let device = self.common.open_device()?;
             let subject = Subject::new(&device, config, self.common.seed.unwrap_or(0))?;
-            let exact = subject.step(&NamedPolicy::none(), false)?.1;
-            self.measured = Some((subject, exact));
+            let rules = Rc::new(spec.user_rules().unwrap_or_default());
+            let without = subject.step(&NamedPolicy { rules, ..NamedPolicy::none() }, false)?.1;
+            self.measured = Some((subject, without, marks));
         }
         Ok(self.measured.as_ref().expect("it was made above"))
     }
+}
+
+/// The user's marks, as a text.
+fn marks_of(spec: &PolicySpec) -> String {
+    PolicySpec { name: String::new(), ..spec.clone() }.label()
 }
 
 fn int8_of(budget: Budget) -> Int8Spec {

@@ -5,6 +5,7 @@ use crate::args::Common;
 use crate::measure::Case;
 use crate::{model, report};
 use retape::nn::GptConfig;
+use retape::policy::Rule;
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -24,20 +25,20 @@ pub fn measure(cases: &mut [Case], name: &str, config: &GptConfig, common: &Comm
 fn one(case: &Case, name: &str, config: &GptConfig, common: &Common) -> Result<Option<u64>, String> {
     // A budget's plan goes as a file of rules: planning would leave its own memory behind in that process.
     let file = case.policy.plan.as_ref().map(|planned| {
-        let file = std::env::temp_dir().join(format!("retape-plan-{}.toml", std::process::id()));
-        std::fs::write(&file, planned.plan.to_toml()).map(|()| file).map_err(|e| e.to_string())
+        let file = tempfile::Builder::new().prefix("retape-plan-").suffix(".toml").tempfile()?;
+        std::fs::write(file.path(), planned.plan.to_toml())?;
+        Ok(file)
     });
-    let file = file.transpose()?;
-    let result = run(case, file.as_deref(), name, config, common);
-    if let Some(file) = file {
-        std::fs::remove_file(file).map_err(|e| e.to_string())?;
-    }
-    result
+    let file: Option<tempfile::NamedTempFile> = file.transpose().map_err(|e: std::io::Error| e.to_string())?;
+    // The file has the user's marks in it.
+    let marks: &[Rule] = if file.is_some() { &[] } else { &case.policy.spec.marks };
+    run(case, file.as_ref().map(|file| file.path()), marks, name, config, common)
 }
 
 fn run(
     case: &Case,
     plan: Option<&Path>,
+    marks: &[Rule],
     name: &str,
     config: &GptConfig,
     common: &Common,
@@ -52,7 +53,7 @@ fn run(
     command.args(model::flags(name, &GptConfig { attention: case.form, ..config.clone() }));
     command.args(["--threads", &common.thread_count().to_string()]);
     command.args(["--seed", &common.seed.unwrap_or(0).to_string()]);
-    for mark in &case.policy.spec.marks {
+    for mark in marks {
         command.args(["--mark", &mark.to_string()]);
     }
     let output = command.stdin(Stdio::null()).output().map_err(|e| e.to_string())?;

@@ -27,8 +27,8 @@ pub fn run(args: &StepArgs, common: &Common) -> Result<()> {
     let attention = args.model.attention.unwrap_or(Attention::Flash);
     let marks = &args.marks.marks;
     let policies: Vec<PolicySpec> = match &args.policy[..] {
-        [] => vec![args.budget.or_policy(None, marks)],
-        names => names.iter().map(|name| args.budget.or_policy(Some(name), marks)).collect(),
+        [] => vec![args.budget.or_policy(None, marks)?],
+        names => names.iter().map(|name| args.budget.or_policy(Some(name), marks)).collect::<Result<_>>()?,
     };
     let single = policies.len() * attention.forms().len() == 1;
     let plan = Plan {

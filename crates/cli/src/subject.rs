@@ -180,6 +180,13 @@ impl DryRun {
         self.0.config()
     }
 
+    /// The model in short, for messages.
+    pub fn label(&self) -> String {
+        let c = self.config();
+        let sizes = format!("layers {} dim {} heads {} seq {} batch {}", c.layers, c.dim, c.heads, c.seq, c.batch);
+        format!("{sizes} vocab {} {} {} attention", c.vocab, c.dtype, c.attention.name())
+    }
+
     /// The forward pass, with the marks of `rules` given.
     pub fn trace(&self, rules: Option<Rc<dyn Policy>>) -> Result<Trace> {
         let subject = &self.0;

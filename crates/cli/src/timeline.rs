@@ -27,7 +27,7 @@ pub fn run(args: &TimelineArgs, common: &Common) -> Result<()> {
         return Err(Failure::usage("timeline needs --out FILE.html for the page, or --json for the figures"));
     }
     let config = GptConfig { attention: args.model.form("timeline")?, ..args.model.config()? };
-    let spec = args.budget.or_policy(args.policy.as_deref(), &args.marks.marks);
+    let spec = args.budget.or_policy(args.policy.as_deref(), &args.marks.marks)?;
     let policy = Planning::new(&DryRun::new(&config)?, common).policy(&spec)?;
     let recording = record(&config, &policy, common)?;
     let document = document(&recording, args.model.name(), &config, &policy)?;

@@ -31,9 +31,18 @@ pub fn run(args: &TrainArgs, common: &Common) -> Result<()> {
     };
     let saved = resumed.as_deref().map(checkpoint::read_config).transpose()?;
     let (text, validation) = texts(args, saved.as_ref())?;
-    let config = config(args, common, saved.as_ref(), DataId::of(&text.0, text.1.as_deref()))?;
+    let mut config = config(args, common, saved.as_ref(), DataId::of(&text.0, text.1.as_deref()))?;
     let dry = DryRun::new(&config.model)?;
-    let policy = Planning::new(&dry, common).policy(&spec(&config, args)?)?;
+    let mut planning = Planning::new(&dry, common);
+    let asked = spec(&config, args)?;
+    if asked.profile.is_none() {
+        planning.profile = config.profile.clone();
+    }
+    let policy = planning.policy(&asked)?;
+    if asked.profile.is_some() {
+        config.profile = planning.profile.take();
+    }
+    drop(planning);
     if let Some(dir) = &args.save {
         prepare_directory(dir, args.resume.as_deref(), &mut lock)?;
     }
@@ -171,6 +180,7 @@ fn config(args: &TrainArgs, common: &Common, saved: Option<&RunConfig>, data: Da
                 marks: marks(),
                 settings: settings(&args.settings, Settings::default()),
                 scaler: None,
+                profile: None,
                 data,
             }
         }

@@ -38,13 +38,13 @@ fn a_plan_is_kept_to_the_byte() {
 #[test]
 fn the_smallest_budget_that_an_error_names_has_a_plan() {
     let refused = run_small(&["plan", "--budget", "1000"]);
-    assert_refused(&refused, &["no plan fits 1000 bytes", "smallest"]);
-    assert_refused(&run_small(&["train", "--budget", "1000", "--steps", "1"]), &["no plan fits 1000 bytes"]);
+    assert_refused(&refused, &["no plan is known to fit 1000 bytes", "smallest"]);
+    assert_refused(&run_small(&["train", "--budget", "1000", "--steps", "1"]), &["no plan is known to fit 1000 bytes"]);
     let message = String::from_utf8(refused.stderr).unwrap();
     let smallest: u64 = message.split_whitespace().rev().find_map(|word| word.parse().ok()).unwrap();
     let plan = one(&["plan", "--json", "--budget", &smallest.to_string()]);
     assert_eq!(plan["predicted_peak_bytes"], smallest);
-    assert_refused(&run_small(&["plan", "--budget", &(smallest - 1).to_string()]), &["no plan fits"]);
+    assert_refused(&run_small(&["plan", "--budget", &(smallest - 1).to_string()]), &["no plan is known to fit"]);
 }
 
 #[test]
@@ -55,7 +55,8 @@ fn a_plan_is_a_file_that_policy_takes() {
     for attention in ["flash", "explicit"] {
         let model = ["--attention", attention, "--mark", "blocks.0.mlp.gelu=keep"];
         let plan = one(&[&["plan", "--json", "--budget", "60%", "--out", file][..], &model].concat());
-        let step = one(&[&["step", "--json", "--steps", "0", "--policy", file][..], &model].concat());
+        // The file has the mark in it.
+        let step = one(&["step", "--json", "--steps", "0", "--policy", file, "--attention", attention]);
         assert_eq!(step["peak_bytes"], plan["predicted_peak_bytes"]);
         assert_eq!(step["predicted_overhead_percent"], plan["predicted_overhead_percent"]);
         let marked = |path: &str| plan["marks"].as_array().unwrap().iter().any(|m| m["path"] == path);
@@ -97,6 +98,8 @@ fn a_profile_is_saved_and_loaded() {
     assert!(text.contains("[costs.seconds]") && text.contains("[sensitivity]"), "{text}");
     let loaded = one(&[&plan[..], &["--profile", file]].concat());
     assert_eq!(measured["marks"], loaded["marks"]);
+    let other = [&plan[..], &["--profile", file, "--int8-group", "16"]].concat();
+    assert_refused(&run_small(&other), &["groups of 64", "--int8-group 64"]);
     // Without a device that computes, too.
     let meta = one(&[&plan[..], &["--profile", file, "--device", "meta"]].concat());
     assert_eq!(measured["marks"], meta["marks"]);
@@ -145,6 +148,9 @@ fn wrong_budgets_are_refused() {
         (&["plan", "--budget", "50%", "--profile", "/missing.toml"], &["/missing.toml", "can't read"]),
         (&["plan", "--budget", "50%", "--profile", broken], &["flops_per_second", "positive"]),
         (&["plan", "--budget", "50%", "--out", "/missing/plan.toml"], &["--out", "can't write"]),
+        (&["step", "--policy", "none", "--max-gradient-error", "0.1"], &["--max-gradient-error", "add --budget"]),
+        (&["inspect", "--profile", broken], &["--profile", "add --budget"]),
+        (&["frontier", "--policies", "none", "--int8-group", "32"], &["--int8-group", "add --budget"]),
         (&["plan", "--budget", "50%", "--attention", "both"], &["one form"]),
         (&["plan", "--budget", "50%", "--mark", "**.nothing=int8"], &["matched no value"]),
     ];

@@ -147,9 +147,9 @@ impl Tensor {
     pub fn is_sole_owner(&self) -> bool {
         Arc::strong_count(&self.storage) == 1 && self.covers_storage()
     }
-    /// True where nobody else holds the storage.
-    pub(crate) fn holds_alone(&self) -> bool {
-        Arc::strong_count(&self.storage) == 1
+    /// How many tensors hold the storage.
+    pub(crate) fn holders(&self) -> usize {
+        Arc::strong_count(&self.storage)
     }
     /// What it takes to make a tensor like this one, storage of its own included.
     pub(crate) fn template(&self) -> Template {

@@ -148,6 +148,14 @@ impl Tape {
             let mut graph = self.try_graph("backward")?;
             graph.check("backward", seeds.first().map(|(v, _)| v.key).filter(|_| ours))?;
             graph.check_rules()?;
+            let traced = graph.events.is_some();
+            drop(graph);
+            if let (true, Some((v, _))) = (traced, seeds.first().filter(|_| ours)) {
+                return Err(no_gradient(
+                    v,
+                    "a trace is of a forward pass; run backward after `Trace::record`, or `Trace::run`",
+                ));
+            }
         }
         for (v, g) in &seeds {
             if !std::rc::Rc::ptr_eq(&v.tape.0, &self.0) {

@@ -3,7 +3,7 @@
 //! While a model runs on the meta device, all that its tape is told is noted: ops, handles that go, scopes, marks. Running
 //! the trace tells another tape the same. So peak and replays come from the engine's own code, and the model's doesn't run.
 
-use super::graph::{Graph, MarkSource, ValueKey};
+use super::graph::{Graph, MarkSource, Stored, ValueKey};
 use super::{ParameterId, Scope, Tape, TapeOptions, Var};
 use crate::ops::Op;
 use crate::tensor::Template;
@@ -40,8 +40,8 @@ pub(crate) enum Event {
 pub(crate) enum LeafSource {
     /// The user holds it all along.
     Held(Tensor),
-    /// The tape alone held it: the same again.
-    Like(Template),
+    /// Nobody holds it when forward has ended: one of [`Trace::templates`], made for its first leaf and let go after its last.
+    Like(usize),
     /// It is that of another value.
     Detached(u64),
 }
@@ -63,6 +63,8 @@ pub struct Trace {
     policy: Option<Rc<dyn Policy>>,
     events: Vec<Event>,
     loss: u64,
+    /// With how many leaves each is of.
+    templates: Vec<(Template, usize)>,
     nodes: Vec<TraceNode>,
     values: Vec<TraceValue>,
 }
@@ -139,11 +141,12 @@ impl Trace {
     /// Runs `forward` once on a tape of the meta device `device`, noting what it tells the tape, up to the loss that it
     /// returns. Where there is a `policy`, its marks count as given: a run's policy can't overrule them.
     ///
-    /// Tensors that `forward` makes and lets go before it ends count from when the tape gets them to when it frees them.
+    /// Tensors that `forward` makes and that nobody holds when it has ended count from when the tape first gets them to when
+    /// nothing on the tape needs them: make a constant that a local holds for longer outside, or its bytes are missed.
     ///
     /// # Errors
     /// [`Error::DeviceMismatch`] on a device that computes, whatever `forward` returns, and [`Error::NoGradient`] where the
-    /// loss depends on no leaf with a gradient.
+    /// loss depends on no leaf with a gradient, or where `forward` runs backward.
     pub fn record<E: From<Error>>(
         device: &Device,
         policy: Option<Rc<dyn Policy>>,
@@ -170,6 +173,7 @@ impl Trace {
             policy,
             events: graph.events.take().unwrap_or_default(),
             loss: graph.values[loss.key].id,
+            templates: Vec::new(),
             nodes: Vec::new(),
             values: Vec::new(),
         };
@@ -238,15 +242,30 @@ impl Trace {
         }
     }
 
-    /// A leaf's tensor that nobody else holds any more was the tape's alone, and must not be held by the trace.
+    /// Leaves' tensors that nobody else holds any more must not be held by the trace either.
     fn let_go_of_unheld(&mut self) {
+        let mut leaves_of: HashMap<*const crate::Storage, usize> = HashMap::new();
+        let held = |event: &Event| match event {
+            Event::Leaf { source: LeafSource::Held(tensor), .. } => Some(std::ptr::from_ref(tensor.storage())),
+            _ => None,
+        };
+        self.events.iter().filter_map(held).for_each(|storage| *leaves_of.entry(storage).or_default() += 1);
+        let mut template_of: HashMap<*const crate::Storage, usize> = HashMap::new();
         for event in &mut self.events {
-            if let Event::Leaf { source, .. } = event
-                && let LeafSource::Held(tensor) = source
-                && tensor.holds_alone()
-            {
-                *source = LeafSource::Like(tensor.template());
-            }
+            let Event::Leaf { source, .. } = event else { continue };
+            let LeafSource::Held(tensor) = source else { continue };
+            let storage = std::ptr::from_ref(tensor.storage());
+            // The others of the same storage have been let go of already.
+            let own = match template_of.get(&storage) {
+                Some(&template) => template,
+                None if tensor.holders() == leaves_of[&storage] => {
+                    self.templates.push((tensor.template(), leaves_of[&storage]));
+                    template_of.insert(storage, self.templates.len() - 1);
+                    self.templates.len() - 1
+                }
+                None => continue,
+            };
+            *source = LeafSource::Like(own);
         }
     }
 
@@ -316,7 +335,8 @@ impl Trace {
     fn forward(&self, tape: &Tape) -> Result<Var> {
         let mut handles: Vec<Option<Var>> = Vec::new();
         // The user's tensors, for another handle on their leaf.
-        let mut leaves: HashMap<u64, (ValueKey, Tensor)> = HashMap::new();
+        let mut leaves: HashMap<u64, (ValueKey, Option<Tensor>)> = HashMap::new();
+        let mut made: HashMap<usize, (Tensor, usize)> = HashMap::new();
         let mut scopes: Vec<Scope> = Vec::new();
         let hold = |handles: &mut Vec<Option<Var>>, var: Var| {
             let id = tape.graph().values[var.key].id as usize;
@@ -343,20 +363,35 @@ impl Trace {
                 Event::Leaf { source, requires_grad, parameter } => {
                     let tensor = match source {
                         LeafSource::Held(tensor) => tensor.clone(),
-                        LeafSource::Like(template) => template.make(&self.device)?,
+                        LeafSource::Like(index) => {
+                            let (template, leaves) = &self.templates[*index];
+                            let (tensor, left) = match made.remove(index) {
+                                Some((tensor, left)) => (tensor, left - 1),
+                                None => (template.make(&self.device)?, leaves - 1),
+                            };
+                            if left > 0 {
+                                made.insert(*index, (tensor.clone(), left));
+                            }
+                            tensor
+                        }
                         LeafSource::Detached(of) => held(&handles, *of)?.tensor()?,
                     };
                     let leaf = tape.add_leaf(&tensor, *requires_grad, *parameter)?;
-                    if let LeafSource::Held(tensor) = source {
-                        leaves.insert(tape.graph().values[leaf.key].id, (leaf.key, tensor.clone()));
-                    }
+                    let held = if let LeafSource::Held(tensor) = source { Some(tensor.clone()) } else { None };
+                    leaves.insert(tape.graph().values[leaf.key].id, (leaf.key, held));
                     hold(&mut handles, leaf);
                 }
                 Event::Reopen(id) => {
                     let (key, tensor) = leaves.get(id).ok_or_else(|| Trace::diverged(*id))?;
                     let mut graph = tape.graph();
-                    let requires_grad = graph.values[*key].requires_grad;
-                    graph.reopen_leaf(*key, tensor, requires_grad);
+                    let value = &graph.values[*key];
+                    let stored = match (&value.stored, &value.live) {
+                        (Stored::Full(tensor), _) | (_, Some(tensor)) => Some(tensor.clone()),
+                        _ => None,
+                    };
+                    let tensor = tensor.clone().or(stored).ok_or_else(|| Trace::diverged(*id))?;
+                    let requires_grad = value.requires_grad;
+                    graph.reopen_leaf(*key, &tensor, requires_grad);
                     drop(graph);
                     hold(&mut handles, Var { tape: tape.clone(), key: *key });
                 }

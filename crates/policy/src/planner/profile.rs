@@ -15,6 +15,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Profile {
+    /// What it was measured of, for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// Elements per scale of the int8 that `sensitivity` is about; none where nothing was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub int8_group: Option<usize>,
     /// What ops cost.
     pub costs: CostModel,
     /// What int8 adds.
