@@ -133,6 +133,10 @@ fn what_cannot_be_recorded_says_so() {
     assert!(matches!(constant, Err(Error::NoGradient { .. })), "{constant:?}");
     let cpu = Trace::record(&retape_cpu::device(), None, |tape| tape.leaf(&x)?.sum());
     assert!(matches!(cpu, Err(Error::DeviceMismatch { .. })), "{cpu:?}");
+    let other = Tape::new(x.device()).leaf(&x).unwrap().sum().unwrap();
+    let foreign = Trace::record(x.device(), None, |_| Ok::<_, Error>(other.clone()));
+    assert!(matches!(foreign, Err(Error::OtherTape { .. })), "{foreign:?}");
+    drop(other);
     let wrong = Trace::record(x.device(), None, |tape| tape.leaf(&x)?.gelu()?.reshape(&[3])?.sum());
     assert!(wrong.is_err());
     assert_eq!(x.device().meter().live_of(Kind::Activation), 0);

@@ -527,5 +527,6 @@ fn help(text: &str, examples: &str) -> String {
         let arguments: String = preset.arguments.iter().map(|a| format!(":{}=N", a.name)).collect();
         help += &format!("  {}{arguments}: {}\n", preset.name, preset.about);
     }
+    help += "or a byte budget, as --budget has it:\n  budget:BYTES[:max_gradient_error=E][:group=N]\n";
     help + "\nExamples:\n" + examples
 }

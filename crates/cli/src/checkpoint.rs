@@ -133,7 +133,16 @@ pub fn read_model(checkpoint: &Path, config: &RunConfig, device: &Device) -> Res
 /// Puts a checkpoint's optimizer state, loss scaling and step into a trainer.
 pub fn restore(checkpoint: &Path, config: &RunConfig, trainer: &mut Trainer) -> Result<()> {
     trainer.optimizer.load(&checkpoint.join(OPTIMIZER))?;
-    trainer.scaler = config.scaler;
+    if let Some(scaler) = config.scaler {
+        if !(scaler.scale().is_finite() && scaler.scale() > 0.0) {
+            let scale = scaler.scale();
+            return Err(Failure::usage(format!(
+                "{}: config.json scales the loss by {scale}; it must be a positive number",
+                from.display()
+            )));
+        }
+        trainer.scaler = Some(scaler);
+    }
     trainer.done = config.step;
     Ok(())
 }

@@ -24,6 +24,14 @@ pub fn run(args: &PlanArgs, common: &Common) -> Result<()> {
     let Some(Planned { budget, plan, smallest }) = &policy.plan else {
         return Err(Failure::internal("a budget without a plan"));
     };
+    let needed = plan.peak_bytes + 2 * config.parameter_bytes() as u64;
+    if let Some(limit) = common.memory_limit.filter(|&limit| needed > limit) {
+        return Err(Failure::usage(format!(
+            "the plan's peak is {} with parameters and gradients, and --memory-limit {}; take a smaller --budget",
+            bytes(needed),
+            bytes(limit)
+        )));
+    }
     if let Some(file) = &args.save_profile {
         write("--save-profile", file, &planning.profile.unwrap_or_default().to_toml())?;
     }

@@ -159,6 +159,9 @@ impl Trace {
         let tape = Tape::with(device, TapeOptions { policy: policy.clone(), ..TapeOptions::default() });
         tape.graph().events = Some(Vec::new());
         let loss = forward(&tape)?;
+        if !Rc::ptr_eq(&loss.tape.0, &tape.0) {
+            return Err(Error::OtherTape { what: "Trace::record", path: loss.path() }.into());
+        }
         if !loss.requires_grad() {
             let graph = tape.graph();
             let value = &graph.values[loss.key];

@@ -18,6 +18,9 @@ use std::rc::Rc;
 /// other plans on another machine.
 const WORK: u64 = 400_000;
 
+/// Plans that are tried however large the model is.
+const LEAST_PLANS: u64 = 40;
+
 /// A plan and what it takes.
 #[derive(Debug, Clone)]
 pub(super) struct Point {
@@ -55,7 +58,8 @@ impl<'a> Search<'a> {
         segments: bool,
     ) -> Search<'a> {
         let (known, front) = (HashSet::new(), Vec::new());
-        Search { trace, graph, seconds_per_byte, max_error, work: WORK, segments, known, front, refused: None }
+        let work = WORK.max(2 * LEAST_PLANS * trace.nodes().len() as u64);
+        Search { trace, graph, seconds_per_byte, max_error, work, segments, known, front, refused: None }
     }
 
     /// The front of all that was found.
