@@ -138,7 +138,7 @@ pub fn restore(checkpoint: &Path, config: &RunConfig, trainer: &mut Trainer) -> 
             let scale = scaler.scale();
             return Err(Failure::usage(format!(
                 "{}: config.json scales the loss by {scale}; it must be a positive number",
-                from.display()
+                checkpoint.display()
             )));
         }
         trainer.scaler = Some(scaler);
