@@ -101,7 +101,7 @@ impl Parameter {
         // Marked while the leaf is held: a policy that marks casts otherwise would let go of it.
         let cast = leaf.cast(dtype)?;
         match cast.set_mark(Mark::Recompute) {
-            // In `no_grad` the cast is a constant, which no backward reads.
+            // In `no_grad` the cast is a constant, which has no op to replay.
             Err(retape_core::Error::MarkNotAllowed { .. }) => {}
             marked => marked?,
         }
