@@ -3,7 +3,7 @@
 use retape_core::kernel::{CrossEntropySpec, PoolDivisor};
 use retape_core::ops::pool::Pool;
 use retape_core::ops::{attention::AttentionOptions, conv::Conv};
-use retape_core::{DType, Device, Gradients, Kind, LedgerEntry, Result, Tape, Tensor, Var};
+use retape_core::{DType, Device, Error, Gradients, Kind, LedgerEntry, Result, Tape, Tensor, Trace, Var, meta};
 use retape_nn::data::ByteText;
 use retape_nn::{Gpt, GptConfig, LossScaler, Parameter};
 use retape_tests::{floats, random, relative_error};
@@ -244,4 +244,66 @@ fn kernels_hold_tiles_in_f32_not_tensors() {
         device.backend().scratch_bytes()
     };
     assert_eq!(scratch(4096), scratch(16384));
+}
+
+/// A step that scales its loss takes what the dry run of one that doesn't promises.
+#[test]
+fn scaling_the_loss_takes_no_memory() {
+    let promised = |config: &GptConfig| {
+        let (device, model, tokens) = model(meta(), config);
+        let forward = |tape: &Tape| Ok::<_, Error>(model.loss(tape, &tokens, &tokens).unwrap());
+        Trace::record(&device, None, forward).unwrap().run(None).unwrap()
+    };
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let config = GptConfig { dtype, layers: 2, dim: 64, seq: 32, batch: 2, ..GptConfig::named("tiny").unwrap() };
+        let promised = promised(&config);
+        for scaler in [None, Some(LossScaler::default())] {
+            let (device, model, tokens) = model(cpu(), &config);
+            device.meter().reset_peak();
+            let tape = Tape::new(&device);
+            let loss = model.loss(&tape, &tokens, &tokens).unwrap();
+            let _gradients = match scaler {
+                Some(scaler) => scaler.backward(&tape, &loss).unwrap(),
+                None => tape.backward(&loss).unwrap(),
+            };
+            let scaled = scaler.is_some();
+            assert_eq!(device.meter().step_peak(), promised.peak_bytes, "{dtype}, scaled: {scaled}");
+            assert_eq!(device.meter().fingerprint(), promised.fingerprint, "{dtype}, scaled: {scaled}");
+        }
+    }
+}
+
+fn model(device: Device, config: &GptConfig) -> (Device, Gpt, Tensor) {
+    let model = Gpt::new(&device, config, 1).unwrap();
+    let tokens = Tensor::full(&device, &[config.batch, config.seq], DType::I64, 1.0).unwrap();
+    (device, model, tokens)
+}
+
+#[test]
+fn a_scaled_backward_is_backward_times_the_scale() {
+    let run = |dtype: DType, scale: Option<f64>| {
+        let device = cpu();
+        let x0 = random(&device, &[16, 32], 1, dtype);
+        device.meter().reset_peak();
+        let tape = Tape::new(&device);
+        let x = tape.leaf(&x0).unwrap();
+        let loss = x.gelu().unwrap().recompute().unwrap().square().unwrap().mean().unwrap();
+        let gradients = match scale {
+            Some(scale) => tape.backward_scaled(&loss, scale).unwrap(),
+            None => tape.backward(&loss).unwrap(),
+        };
+        let meter = device.meter();
+        let of_x = gradients.of(&x).unwrap().to_f64_vec().unwrap();
+        assert!(matches!(tape.backward(&loss), Err(Error::TapeConsumed { .. })));
+        (of_x, meter.step_peak(), meter.fingerprint())
+    };
+    for dtype in [DType::F64, DType::F32, DType::BF16] {
+        let (plain, scaled) = (run(dtype, None), run(dtype, Some(1024.0)));
+        assert_eq!(run(dtype, Some(1.0)), plain);
+        assert_eq!((scaled.1, scaled.2), (plain.1, plain.2), "{dtype}");
+        assert_eq!(scaled.0, plain.0.iter().map(|g| 1024.0 * g).collect::<Vec<_>>(), "{dtype}");
+    }
+    let tape = Tape::new(&cpu());
+    let x = leaf(&tape, &[2], &[1.0, 2.0], DType::F32);
+    assert!(matches!(tape.backward_scaled(&x, 2.0), Err(Error::NoGradient { .. })));
 }

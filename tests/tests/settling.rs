@@ -2,8 +2,8 @@
 
 use retape_core::ops::{Op, reduce};
 use retape_core::{
-    DType, Decision, Device, Error, Int8Spec, Kind, Mark, Origin, Policy, Result, RuleInfo, Site, Tape, TapeOptions,
-    Tensor, Var, Verify, checkpoint, meta,
+    DType, Decision, Device, Error, Int8Spec, Kind, Mark, Origin, Policy, Result, Rounding, RuleInfo, Site, Tape,
+    TapeOptions, Tensor, Var, Verify, checkpoint, meta,
 };
 use retape_tests::programs::SinCos;
 use retape_tests::wrapped::{self, Watch};
@@ -740,6 +740,50 @@ fn a_replay_behind_int8_is_compared_with_the_first_one() {
     tape.backward_retain(&loss).unwrap();
     drop(h);
     tape.backward_retain(&loss).unwrap();
+}
+
+/// What is rounded up depends on the tape's seed and the value alone: not on when it is stored, nor on the pass.
+#[test]
+fn stochastic_rounding_does_not_depend_on_handles() {
+    let device = cpu();
+    let x = random(&device, &[7, 50], 1, DType::F32);
+    let spec = Int8Spec { group: 13, rounding: Rounding::Stochastic };
+    // Where the handle goes: after both passes, between them, or before.
+    let run = |seed: u64, spec: Int8Spec, held: [bool; 2]| {
+        let tape = Tape::with(&device, TapeOptions { seed, ..TapeOptions::default() });
+        let leaf = tape.leaf(&x).unwrap();
+        let value = |factor: f64| {
+            let v = leaf.scale(factor).unwrap();
+            v.set_mark(Mark::Int8(spec)).unwrap();
+            Some(v)
+        };
+        let (mut a, mut b) = (value(1.0), value(1.0));
+        let loss = |v: &Option<Var>| v.as_ref().unwrap().square().unwrap().sum().unwrap();
+        let losses = [loss(&a), loss(&b)];
+        let both = losses[0].add(&losses[1]).unwrap();
+        let mut passes = vec![];
+        for held in held {
+            if !held {
+                (a, b) = (None, None);
+            }
+            let of = |loss: &Var| tape.backward_retain(loss).unwrap().of(&leaf).unwrap().to_f64_vec().unwrap();
+            passes.push([of(&losses[0]), of(&losses[1]), of(&both)]);
+        }
+        drop((a, b));
+        assert_eq!(passes[0], passes[1], "two passes, other bits");
+        passes.swap_remove(0)
+    };
+    let stored = run(3, spec, [false, false]);
+    assert_eq!(run(3, spec, [true, true]), stored);
+    assert_eq!(run(3, spec, [true, false]), stored);
+    assert_ne!(run(4, spec, [false, false])[0], stored[0], "another seed, the same bits");
+    assert_ne!(stored[0], stored[1], "two values of one tape are rounded alike");
+    let nearest = Int8Spec { rounding: Rounding::Nearest, ..spec };
+    assert_eq!(run(3, nearest, [true, true]), run(4, nearest, [false, false]));
+    // Within a step of the exact gradient.
+    for (g, x) in stored[0].iter().zip(x.to_f64_vec().unwrap()) {
+        assert!((g / 2.0 - x).abs() <= 1.0 / 127.0 * x.abs().max(4.0), "{g} for {x}");
+    }
 }
 
 #[test]

@@ -453,8 +453,9 @@ pub enum Kernel<'a> {
     /// out = the largest that the window sees in x `[n, channels, height, width]` (NaN if it sees one), index (i64 or
     /// i32) = where it lies in its plane, the first of equals. Padding is never the largest.
     MaxPool { x: &'a Tensor, window: Window, out: &'a Tensor, index: &'a Tensor },
-    /// out `[n, channels, height, width]` = the sum of g over the outputs whose index an element is.
-    MaxPoolGrad { index: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
+    /// out `[n, channels, height, width]` = the sum of g over the outputs whose index an element is. Each lies in its
+    /// output's window.
+    MaxPoolGrad { index: &'a Tensor, g: &'a Tensor, window: Window, out: &'a Tensor },
     /// out = the sum of what the window sees in x, divided as said.
     AvgPool { x: &'a Tensor, window: Window, divisor: PoolDivisor, out: &'a Tensor },
     /// The transpose of AvgPool.

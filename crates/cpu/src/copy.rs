@@ -90,7 +90,7 @@ fn round_to_odd(value: f64) -> f32 {
     if error == 0.0 || !near.is_finite() {
         return near;
     }
-    let away = (near > 0.0) != (error > 0.0); // rounded away from zero: take the last bit back first
+    let away = near != 0.0 && (near > 0.0) != (error > 0.0); // rounded away from zero: take the last bit back first
     f32::from_bits((near.to_bits() - away as u32) | 1)
 }
 
@@ -227,5 +227,25 @@ mod tests {
         assert_eq!(<bf16 as Cast>::of_f64(above).to_f32(), 1.0 + 2f32.powi(-7));
         assert!(<f16 as Cast>::of_f64(f64::NAN).is_nan());
         assert_eq!(<f16 as Cast>::of_f64(1e300), f16::INFINITY);
+    }
+
+    /// f64 numbers that f32 rounds to zero, to its smallest number, and zeros.
+    #[test]
+    fn what_is_nearly_zero_becomes_zero_of_its_sign() {
+        for value in [0.0, 1e-50, 7e-46, 7.1e-46, 1e-45, f64::MIN_POSITIVE, 5e-324] {
+            assert_eq!(<f16 as Cast>::of_f64(value).to_bits(), 0, "{value:e}");
+            assert_eq!(<f16 as Cast>::of_f64(-value).to_bits(), 1 << 15, "{value:e}");
+            assert_eq!(<bf16 as Cast>::of_f64(value).to_bits(), 0, "{value:e}");
+            assert_eq!(<bf16 as Cast>::of_f64(-value).to_bits(), 1 << 15, "{value:e}");
+        }
+        // Half of the smallest number is even's, which is zero; what is above it isn't.
+        for (value, expected) in [(2f64.powi(-134), 0), (2f64.powi(-134) * (1.0 + 2f64.powi(-50)), 1)] {
+            assert_eq!(<bf16 as Cast>::of_f64(value).to_bits(), expected);
+            assert_eq!(<bf16 as Cast>::of_f64(-value).to_bits(), expected | 1 << 15);
+        }
+        for (value, expected) in [(2f64.powi(-25), 0), (2f64.powi(-25) * (1.0 + 2f64.powi(-50)), 1)] {
+            assert_eq!(<f16 as Cast>::of_f64(value).to_bits(), expected);
+            assert_eq!(<f16 as Cast>::of_f64(-value).to_bits(), expected | 1 << 15);
+        }
     }
 }

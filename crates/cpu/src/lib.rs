@@ -159,7 +159,7 @@ impl Backend for Cpu {
             Kernel::Im2col { x, window, out } => window::im2col(exec, x, window, out)?,
             Kernel::Col2im { cols, window, out } => window::col2im(exec, cols, window, out)?,
             Kernel::MaxPool { x, window, out, index } => window::max_pool(exec, x, window, out, index)?,
-            Kernel::MaxPoolGrad { index, g, out } => window::max_pool_grad(exec, index, g, out)?,
+            Kernel::MaxPoolGrad { index, g, window, out } => window::max_pool_grad(exec, index, g, window, out)?,
             Kernel::AvgPool { x, window, divisor, out } => window::avg_pool(exec, x, (window, divisor), out)?,
             Kernel::AvgPoolGrad { g, window, divisor, out } => window::avg_pool_grad(exec, g, (window, divisor), out)?,
             Kernel::Attention { q, k, v, mask, spec, out, lse } => {

@@ -183,21 +183,37 @@ pub(crate) fn max_pool(exec: &Exec, x: &Tensor, w: Window, out: &Tensor, index: 
     Ok(())
 }
 
-/// Elements of a plane whose gradients are summed at a time.
+/// Elements of a plane whose gradients are summed at a time where sums would be rounded.
 const STRIP: usize = 64 * 1024;
 
-pub(crate) fn max_pool_grad(exec: &Exec, index: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn max_pool_grad(exec: &Exec, index: &Tensor, g: &Tensor, w: Window, out: &Tensor) -> Result<()> {
     for_float!("max_pool_grad", g.dtype(), T => {
         let (gs, outs, indices) = (Planes::<T>::of(g), Planes::<T>::of(out), Indices::of("max_pool_grad", index)?);
         let [height, width] = outs.size;
         exec.run::<T>(outs.count, g.len() + out.len(), #[inline(always)] |plane| {
+            // Outputs in their order: an element's gradients are added in it, however many rows are summed at a time.
+            if !outs.span.rounds() {
+                for y in 0..height {
+                    outs.row(plane, y).fill(T::ZERO);
+                }
+                for oy in 0..gs.size[0] {
+                    let row = gs.row(plane, oy);
+                    for ox in 0..gs.size[1] {
+                        let Ok(place) = usize::try_from(indices.get(plane, oy, ox)) else { continue };
+                        let (sums, x) = (outs.row(plane, place / width), place % width);
+                        sums.set(x, sums.get(x) + row.get(ox));
+                    }
+                }
+                return;
+            }
             // Some rows at a time, in scratch.
             let strip = (STRIP / width).clamp(1, height);
             let mut scratch = exec.scratch::<T>(strip * width);
             for first in (0..height).step_by(strip) {
-                let sums = &mut scratch.memory()[..width * strip.min(height - first)];
+                let end = height.min(first + strip);
+                let sums = &mut scratch.memory()[..width * (end - first)];
                 sums.fill(T::ZERO);
-                for oy in 0..gs.size[0] {
+                for oy in meeting(&w, first..end, gs.size[0]) {
                     for ox in 0..gs.size[1] {
                         let place = usize::try_from(indices.get(plane, oy, ox)).ok();
                         if let Some(sum) = place.and_then(|p| sums.get_mut(p.checked_sub(first * width)?)) {
@@ -212,6 +228,14 @@ pub(crate) fn max_pool_grad(exec: &Exec, index: &Tensor, g: &Tensor, out: &Tenso
         });
     });
     Ok(())
+}
+
+/// Which of the output rows `0 .. outputs` have windows that meet these rows of the input.
+fn meeting(w: &Window, rows: std::ops::Range<usize>, outputs: usize) -> std::ops::Range<usize> {
+    let reach = w.dilation[0] * (w.kernel[0] - 1);
+    let first = (rows.start + w.before[0]).saturating_sub(reach).div_ceil(w.stride[0]);
+    let end = (rows.end + w.before[0]).div_ceil(w.stride[0]).min(outputs);
+    first.min(end)..end
 }
 
 /// Along dimension `d`, how many elements of the input of `size` and of its padding output `o` sees.
@@ -277,4 +301,35 @@ pub(crate) fn avg_pool_grad(exec: &Exec, g: &Tensor, (w, divisor): (Window, Pool
         });
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All outputs that see a row of a strip; and over all strips few more than there are.
+    #[test]
+    fn a_strip_is_met_by_few_outputs() {
+        for (kernel, stride, before, dilation) in
+            [(2, 2, 0, 1), (3, 1, 1, 1), (1, 3, 0, 1), (3, 2, 4, 4), (5, 7, 2, 1), (1, 20, 0, 1), (4, 1, 6, 5)]
+        {
+            let w = Window { kernel: [kernel, 1], stride: [stride, 1], before: [before, 0], dilation: [dilation, 1] };
+            let (height, reach) = (60, dilation * (kernel - 1));
+            let outputs = (height + 2 * before - reach - 1) / stride + 1;
+            for strip in [1, 7, 16, 60, 100] {
+                let mut visits = 0;
+                for first in (0..height).step_by(strip) {
+                    let rows = first..height.min(first + strip);
+                    let met = meeting(&w, rows.clone(), outputs);
+                    for oy in 0..outputs {
+                        let sees = seen(&w, 0, oy, height).any(|k| rows.contains(&at(&w, 0, k, oy)));
+                        assert!(!sees || met.contains(&oy), "{w:?} {rows:?}: output {oy} is left out of {met:?}");
+                    }
+                    visits += met.len();
+                }
+                let strips = height.div_ceil(strip);
+                assert!(visits <= outputs + strips * (reach / stride + 1), "{w:?}, strips of {strip}: {visits} visits");
+            }
+        }
+    }
 }

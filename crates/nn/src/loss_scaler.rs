@@ -6,7 +6,7 @@
 //! scale is a power of two, so scaling rounds nothing. bf16 has the exponents of f32 and needs none of this.
 
 use crate::{AdamW, Clip, Error, Parameter, Result, clip_grad_norm};
-use retape_core::{DType, Gradients, Tape, Tensor, Var};
+use retape_core::{DType, Gradients, Tape, Var};
 use serde::{Deserialize, Serialize};
 
 /// The scale and how long it has been good. It is part of a run's state: saved and read again, the run goes on with the
@@ -41,8 +41,7 @@ impl LossScaler {
     pub fn backward(&self, tape: &Tape, loss: &Var) -> Result<Gradients> {
         // f16 itself doesn't hold the usual scales.
         let wide = if loss.dtype() == DType::F16 { &loss.cast(DType::F32)? } else { loss };
-        let seed = Tensor::full(&tape.device(), &wide.shape(), wide.dtype(), self.scale)?;
-        Ok(tape.backward_from(&[(wide, &seed)], false)?)
+        Ok(tape.backward_scaled(wide, self.scale)?)
     }
 
     /// Clips the norm of the unscaled gradients to `max_norm` (infinite: only measures it) and takes the optimizer's step.

@@ -100,7 +100,11 @@ impl Parameter {
         }
         // Marked while the leaf is held: a policy that marks casts otherwise would let go of it.
         let cast = leaf.cast(dtype)?;
-        cast.set_mark(Mark::Recompute)?;
+        match cast.set_mark(Mark::Recompute) {
+            // In `no_grad` the cast is a constant, which has no op to replay.
+            Err(retape_core::Error::MarkNotAllowed { .. }) => {}
+            marked => marked?,
+        }
         Ok(cast)
     }
 

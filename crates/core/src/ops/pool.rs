@@ -109,7 +109,7 @@ impl Rule for MaxPool2d {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
         let (exec, g, index) = (cx.exec(0), cx.grad0(), cx.saved(Slot::Out(1))?);
         let out = exec.empty_like(cx.input(0))?;
-        exec.run(Kernel::MaxPoolGrad { index: &index, g: &g, out: &out })?;
+        exec.run(Kernel::MaxPoolGrad { index: &index, g: &g, window: self.pool.window(), out: &out })?;
         cx.set(0, out);
         Ok(())
     }

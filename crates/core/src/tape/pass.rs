@@ -68,16 +68,29 @@ impl Tape {
     /// Gradients of a scalar loss by every leaf that has one. Consumes the tape: what it stores is freed as the loop
     /// passes, and later use is [`Error::TapeConsumed`].
     pub fn backward(&self, loss: &Var) -> Result<Gradients> {
-        self.backward_from_scalar(loss, false, None)
+        self.backward_from_scalar(loss, 1.0, false, None)
+    }
+
+    /// As [`backward`](Tape::backward), with every gradient `scale` times as large: backward starts at `scale` instead of 1,
+    /// rounded to the loss's dtype. For losses whose gradients are too small for the dtype of what lies before; whoever takes
+    /// the gradients divides by `scale`. It takes the memory of `backward`, to the byte and in the same order.
+    pub fn backward_scaled(&self, loss: &Var, scale: f64) -> Result<Gradients> {
+        self.backward_from_scalar(loss, scale, false, None)
     }
 
     /// As [`backward`](Tape::backward), but the tape stays: any number of passes and further recording may follow, and the
     /// same loss gives the same bits.
     pub fn backward_retain(&self, loss: &Var) -> Result<Gradients> {
-        self.backward_from_scalar(loss, true, None)
+        self.backward_from_scalar(loss, 1.0, true, None)
     }
 
-    fn backward_from_scalar(&self, loss: &Var, retain: bool, wanted: Option<&[ValueKey]>) -> Result<Gradients> {
+    fn backward_from_scalar(
+        &self,
+        loss: &Var,
+        scale: f64,
+        retain: bool,
+        wanted: Option<&[ValueKey]>,
+    ) -> Result<Gradients> {
         if !std::rc::Rc::ptr_eq(&loss.tape.0, &self.0) {
             return Err(Error::OtherTape { what: "backward", path: loss.path() });
         }
@@ -89,7 +102,7 @@ impl Tape {
             return Err(no_gradient(loss, reason));
         }
         let seed = Tensor::uninit(tensor.device(), tensor.shape(), tensor.dtype(), Kind::Activation)?;
-        tensor.device().backend().run(&crate::Kernel::Fill { value: 1.0, out: &seed })?;
+        tensor.device().backend().run(&crate::Kernel::Fill { value: scale, out: &seed })?;
         drop(tensor);
         self.backward_seeded(vec![(loss, seed)], Vec::new(), retain, wanted)
     }
@@ -124,7 +137,7 @@ impl Tape {
         if let Some(v) = of.iter().find(|v| !v.requires_grad()) {
             return Err(no_gradient(v, v.why_no_gradient()));
         }
-        let gradients = self.backward_from_scalar(loss, options.retain_graph, Some(&wanted))?;
+        let gradients = self.backward_from_scalar(loss, 1.0, options.retain_graph, Some(&wanted))?;
         let missing = |v: &Var| no_gradient(v, "the loss doesn't depend on it");
         of.iter().map(|v| gradients.of(v).cloned().ok_or_else(|| missing(v))).collect()
     }

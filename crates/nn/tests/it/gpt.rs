@@ -186,3 +186,20 @@ fn ignored_targets() {
     let (first, second) = (loss(&[1, i, i, i, i, i]), loss(&[i, 2, i, i, i, i]));
     assert_relative_eq!(loss(&[1, 2, i, i, i, i]), (first + second) / 2.0, max_relative = 1e-14);
 }
+
+/// The cast weights are constants there, which take no mark.
+#[test]
+fn without_gradients_a_model_in_sixteen_bits_gives_the_same_numbers() {
+    let device = retape_cpu::device();
+    for (dtype, tied) in [(DType::F32, true), (DType::BF16, true), (DType::F16, false)] {
+        let config = GptConfig { dtype, tied, ..small(AttentionForm::Flash) };
+        let model = Gpt::new(&device, &config, 1).unwrap();
+        let tokens = tokens(&device, &[2, 6], config.vocab);
+        let tape = Tape::new(&device);
+        let logits = tape.no_grad(|| model.forward(&tape, &tokens)).unwrap();
+        assert_eq!((logits.dtype(), logits.requires_grad(), tape.saved_bytes()), (dtype, false, 0));
+        let recorded = model.forward(&Tape::new(&device), &tokens).unwrap();
+        let bytes = |v: &retape_core::Var| v.tensor().unwrap().to_bytes().unwrap();
+        assert_eq!(bytes(&logits), bytes(&recorded), "{dtype}");
+    }
+}
