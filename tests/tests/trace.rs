@@ -109,14 +109,15 @@ fn what_forward_makes_itself() {
         let h = tape.parameter(ParameterId(1), &w, true)?.gelu()?;
         h.matmul(&tape.parameter(ParameterId(1), &w, true)?)?.sum()
     };
-    let forwards: [&dyn Fn(&Tape) -> Result<Var>; 2] = [&shared, &again];
-    for forward in forwards {
+    let check = |forward: &dyn Fn(&Tape) -> Result<Var>| {
         let trace = Trace::record(&device, None, forward).unwrap();
         assert_eq!(device.meter().live(), 0, "a trace holds nothing that forward made");
         let own = run(&device, None, forward);
         let run = trace.run(None).unwrap();
         assert_eq!((run.peak_bytes, run.saved_bytes), (own.0, own.1));
-    }
+    };
+    check(&shared);
+    check(&again);
     let x = Tensor::full(&device, &[4], DType::F32, 0.0).unwrap();
     let backward = Trace::record(&device, None, |tape| {
         let loss = tape.leaf(&x)?.gelu()?.sum()?;
