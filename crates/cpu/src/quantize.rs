@@ -50,20 +50,23 @@ fn quantize_group<T: Float>(x: Span<T>, q: Span<u8>, draws: Option<(RandomStream
     // NaN anywhere makes absmax NaN; a scale beyond f32 is as useless as an infinity.
     let bad = !scale.is_finite();
     let zero = scale == 0.0 || bad;
-    let divisor = T::of(if zero { 1.0 } else { scale as f64 });
+    let divisor = T::of(scale as f64);
     let limit = T::of(127.0);
-    for i in (0..x.len()).step_by(BLOCK) {
-        let block = x.load::<BLOCK>(i, T::ZERO);
-        let bytes = match draws {
-            None => lanes!(j => (block[j] / divisor).limit(-limit, limit).to_byte()),
-            Some((stream, start)) => {
-                let words = words(stream, start + i as u64);
-                // The nearest whole number to the floor is the floor.
-                let up = |x: T, word: u32| T::of((x.wide() + f64::from(word) / 4_294_967_296.0).floor());
-                lanes!(j => up(block[j] / divisor, words[j]).limit(-limit, limit).to_byte())
-            }
-        };
-        q.store(i, if zero { [0; BLOCK] } else { bytes });
+    // A loop for each, so that the usual one has no branch in it.
+    if zero {
+        q.fill(0);
+    } else if let Some((stream, start)) = draws {
+        // The nearest whole number to the floor is the floor.
+        let up = |x: T, word: u32| T::of((x.wide() + f64::from(word) / 4_294_967_296.0).floor());
+        for i in (0..x.len()).step_by(BLOCK) {
+            let (block, words) = (x.load::<BLOCK>(i, T::ZERO), words(stream, start + i as u64));
+            q.store(i, lanes!(j => up(block[j] / divisor, words[j]).limit(-limit, limit).to_byte()));
+        }
+    } else {
+        for i in (0..x.len()).step_by(BLOCK) {
+            let block = x.load::<BLOCK>(i, T::ZERO);
+            q.store(i, lanes!(j => (block[j] / divisor).limit(-limit, limit).to_byte()));
+        }
     }
     if bad { f32::NAN } else { scale }
 }
