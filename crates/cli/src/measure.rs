@@ -119,7 +119,7 @@ pub fn measure(
             gradient_norm = Some(subject.gradient_norm(&gradients)?);
             if plan.compare {
                 let error = match &reference {
-                    Some((_, reference)) => subject.gradient_error(&gradients, reference)?,
+                    Some((_, reference)) => gradients.distance(reference)?,
                     None => 0.0,
                 };
                 if error != 0.0 && warm_up.stats.quantized == 0 {

@@ -120,29 +120,6 @@ impl Subject {
         Ok(sensitivity)
     }
 
-    /// Relative L2 distance of all gradients from a reference's.
-    pub fn gradient_error(&self, gradients: &Gradients, reference: &Gradients) -> Result<f64> {
-        let (mut error, mut norm) = (0.0, 0.0);
-        for parameter in self.model.parameters() {
-            match (gradients.parameter(parameter.id()), reference.parameter(parameter.id())) {
-                (None, None) => {}
-                (Some(g), Some(r)) => {
-                    for (g, r) in g.to_f64_vec()?.into_iter().zip(r.to_f64_vec()?) {
-                        error += (g - r) * (g - r);
-                        norm += r * r;
-                    }
-                }
-                _ => {
-                    return Err(Failure::internal(format!(
-                        "a policy changed whether `{}` has a gradient",
-                        parameter.name()
-                    )));
-                }
-            }
-        }
-        Ok(if error == 0.0 { 0.0 } else { (error / norm).sqrt() })
-    }
-
     /// High-water RSS of a step minus RSS before it. Meant for a process that has run nothing yet: memory freed earlier
     /// would be reused unseen. Buffers for all gradients are there before: held through forward, as in training that
     /// keeps its gradients, and in the device's pool for backward to take.

@@ -74,10 +74,7 @@ impl RuleSet {
     /// # Ok::<(), retape_policy::Error>(())
     /// ```
     pub fn from_toml(text: &str, context: &Context) -> Result<RuleSet> {
-        let file: File = toml::from_str(text).map_err(|e| {
-            let start = e.span().map_or(0, |span| span.start);
-            Error::InvalidToml { line: text[..start].matches('\n').count() + 1, reason: one_line(&e) }
-        })?;
+        let file: File = toml::from_str(text).map_err(|e| invalid(text, &e))?;
         let rules = file.rule.into_iter().zip(1..).map(|(table, number)| {
             let wrong = |reason| Error::InvalidTomlRule { number, reason };
             let entry: Entry = table.try_into().map_err(|e| wrong(one_line(&e)))?;
@@ -148,6 +145,12 @@ fn rule(entry: Entry) -> Result<Rule, String> {
         Ok(rule)
     };
     build().map_err(|e: Error| e.to_string())
+}
+
+/// What is wrong in a text, and where.
+pub(crate) fn invalid(text: &str, error: &toml::de::Error) -> Error {
+    let start = error.span().map_or(0, |span| span.start);
+    Error::InvalidToml { line: text[..start].matches('\n').count() + 1, reason: one_line(error) }
 }
 
 fn one_line(error: &toml::de::Error) -> String {

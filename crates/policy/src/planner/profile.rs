@@ -38,11 +38,7 @@ impl Profile {
     /// # Errors
     /// [`Error::InvalidToml`], and [`Error::InvalidProfile`] for figures that nothing can have.
     pub fn from_toml(text: &str) -> Result<Profile> {
-        let profile: Profile = toml::from_str(text).map_err(|e| {
-            let start = e.span().map_or(0, |span| span.start);
-            let line = text[..start].matches('\n').count() + 1;
-            Error::InvalidToml { line, reason: e.message().trim_end().replace('\n', "; ") }
-        })?;
+        let profile: Profile = toml::from_str(text).map_err(|e| crate::file::invalid(text, &e))?;
         profile.costs.check().map_err(Error::InvalidProfile)?;
         let wrong = profile.sensitivity.iter().find(|(_, error)| !(error.is_finite() && *error >= 0.0));
         if let Some((kind, error)) = wrong {
