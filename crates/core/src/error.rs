@@ -53,6 +53,14 @@ pub enum Error {
         /// The call.
         what: &'static str,
     },
+    /// A device that can't be opened, or that failed: no driver, no such GPU, a failed launch.
+    #[error("{device}: {reason}")]
+    Device {
+        /// The device's name.
+        device: String,
+        /// What was wrong, and what would help.
+        reason: String,
+    },
     /// The device has no kernel for this.
     #[error("{kernel} is not supported on {device}: {reason}")]
     Unsupported {

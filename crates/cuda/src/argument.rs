@@ -1,0 +1,135 @@
+//! Tensors as kernels take them: the twin of `Tensor` in kernels/tensor.cuh, and the ways to bring tensors of any strides
+//! into the few forms that kernels expect.
+
+use crate::device::Gpu;
+use retape_core::{DType, Error, Result, Tensor};
+
+/// Dimensions that a kernel can take, after those that can be merged are.
+pub(crate) const MAX_RANK: usize = 8;
+
+/// A tensor for a kernel.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct TensorArg {
+    pub data: u64,
+    pub dtype: i32,
+    pub rank: i32,
+    pub shape: [i64; MAX_RANK],
+    pub strides: [i64; MAX_RANK],
+}
+
+impl TensorArg {
+    /// An operand that is absent.
+    pub const ABSENT: TensorArg =
+        TensorArg { data: 0, dtype: 0, rank: -1, shape: [0; MAX_RANK], strides: [0; MAX_RANK] };
+
+    /// The tensor with these dimensions of its own, `(size, stride)` outermost first.
+    fn with(gpu: &Gpu, kernel: &'static str, tensor: &Tensor, dims: &[(usize, usize)]) -> Result<TensorArg> {
+        if dims.len() > MAX_RANK {
+            return Err(Error::Unsupported {
+                kernel,
+                device: gpu.name().into(),
+                reason: format!(
+                    "a tensor of shape {:?} with strides {:?} has more than {MAX_RANK} dimensions that can't be merged; make it \
+                     contiguous first",
+                    tensor.shape(),
+                    tensor.layout().strides
+                ),
+            });
+        }
+        let dtype = code(tensor.dtype());
+        let address = tensor.storage().buffer().address + tensor.layout().offset * tensor.dtype().size();
+        let mut arg = TensorArg { data: address as u64, dtype, rank: dims.len() as i32, ..TensorArg::ABSENT };
+        for (d, &(size, stride)) in dims.iter().enumerate() {
+            (arg.shape[d], arg.strides[d]) = (size as i64, stride as i64);
+        }
+        Ok(arg)
+    }
+
+    /// The tensor with its dimensions as they are.
+    pub fn plain(gpu: &Gpu, kernel: &'static str, tensor: &Tensor) -> Result<TensorArg> {
+        let layout = tensor.layout();
+        let dims: Vec<_> = layout.shape.iter().copied().zip(layout.strides.iter().copied()).collect();
+        TensorArg::with(gpu, kernel, tensor, &dims)
+    }
+
+    /// As `plain`; ABSENT for None.
+    pub fn optional(gpu: &Gpu, kernel: &'static str, tensor: Option<&Tensor>) -> Result<TensorArg> {
+        tensor.map_or(Ok(TensorArg::ABSENT), |tensor| TensorArg::plain(gpu, kernel, tensor))
+    }
+
+    /// Tensors of one shape, for elementwise kernels: dimensions of size 1 are left out, and neighbours are merged where that
+    /// can be done in all of them; contiguous ones come out with one dimension (or none).
+    pub fn elementwise<const N: usize>(
+        gpu: &Gpu,
+        kernel: &'static str,
+        tensors: [&Tensor; N],
+    ) -> Result<[TensorArg; N]> {
+        TensorArg::merged(gpu, kernel, tensors, 0)
+    }
+
+    /// Tensors of one shape but for the last `kept` dimensions, which are left as they are and come last; those before are
+    /// merged as in `elementwise`. With `kept` 1, kernels see rows: a rank-0 tensor is one row of one element.
+    pub fn merged<const N: usize>(
+        gpu: &Gpu,
+        kernel: &'static str,
+        tensors: [&Tensor; N],
+        kept: usize,
+    ) -> Result<[TensorArg; N]> {
+        let rank = tensors[0].rank();
+        let lead = rank.saturating_sub(kept);
+        let shape = &tensors[0].shape()[..lead];
+        let stride = |i: usize, d: usize| tensors[i].layout().strides[d];
+        // Each group of merged dimensions: its size, and its innermost dimension.
+        let mut groups: Vec<(usize, usize)> = Vec::new();
+        for d in (0..lead).filter(|&d| shape[d] != 1) {
+            debug_assert!(tensors.iter().all(|t| t.shape()[d] == shape[d]), "{kernel}: one shape");
+            match groups.last_mut() {
+                Some((size, last)) if (0..N).all(|i| stride(i, *last) == stride(i, d) * shape[d]) => {
+                    (*size, *last) = (*size * shape[d], d);
+                }
+                _ => groups.push((shape[d], d)),
+            }
+        }
+        let mut args = [TensorArg::ABSENT; N];
+        for (i, arg) in args.iter_mut().enumerate() {
+            let mut dims: Vec<_> = groups.iter().map(|&(size, last)| (size, stride(i, last))).collect();
+            dims.extend((lead..rank).map(|d| (tensors[i].shape()[d], stride(i, d))));
+            if kept > rank {
+                dims.push((1, 1));
+            }
+            *arg = TensorArg::with(gpu, kernel, tensors[i], &dims)?;
+        }
+        Ok(args)
+    }
+
+    /// True where packs of elements may be loaded and stored as a whole (`packable` in kernels/tensor.cuh).
+    pub fn is_packable(&self) -> bool {
+        self.data % 16 == 0 && self.rank <= 1 && (self.rank < 1 || self.strides[0] == 1 || self.shape[0] <= 1)
+    }
+}
+
+/// The number of a dtype in kernels/tensor.cuh.
+pub(crate) fn code(dtype: DType) -> i32 {
+    match dtype {
+        DType::F64 => 0,
+        DType::F32 => 1,
+        DType::BF16 => 2,
+        DType::F16 => 3,
+        DType::I64 => 4,
+        DType::I32 => 5,
+        DType::U8 => 6,
+        DType::Bool => 7,
+    }
+}
+
+/// `base_f64` for arithmetic in f64, `base_f32` for all other floats.
+pub(crate) fn kernel_for(base: &str, tensor: &Tensor) -> String {
+    format!("{base}_{}", if tensor.dtype() == DType::F64 { "f64" } else { "f32" })
+}
+
+/// Blocks for `items` units of work, `each` to a block.
+pub(crate) fn blocks(items: usize, each: usize) -> [u32; 3] {
+    // More blocks than any device runs at once: the rest is a loop in the kernel.
+    [items.div_ceil(each).min(1 << 20) as u32, 1, 1]
+}

@@ -1,0 +1,53 @@
+//! Fill, and copy between any layouts and dtypes: kernels/copy.cu.
+
+use crate::argument::{TensorArg, blocks};
+use crate::device::{Gpu, Launch, Parameters};
+use retape_core::{DType, Result, Tensor};
+
+const THREADS: usize = 256;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Fill {
+    out: TensorArg,
+    value: f64,
+}
+// SAFETY: the fields of `Fill` in kernels/copy.cu.
+unsafe impl Parameters for Fill {}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Copy {
+    x: TensorArg,
+    out: TensorArg,
+}
+// SAFETY: the fields of `Copy` in kernels/copy.cu.
+unsafe impl Parameters for Copy {}
+
+pub(crate) fn fill(gpu: &Gpu, value: f64, out: &Tensor) -> Result<()> {
+    let [out_arg] = TensorArg::elementwise(gpu, "fill", [out])?;
+    if value.to_bits() == 0 && out.is_contiguous() {
+        return gpu.fill_bytes(out_arg.data as usize, 0, out.len() * out.dtype().size());
+    }
+    let launch = Launch { kernel: "fill", grid: blocks(out.len(), THREADS), block: THREADS as u32, shared: 0 };
+    gpu.launch(launch, &Fill { out: out_arg, value })
+}
+
+pub(crate) fn copy(gpu: &Gpu, x: &Tensor, out: &Tensor) -> Result<()> {
+    let [x_arg, out_arg] = TensorArg::elementwise(gpu, "copy", [x, out])?;
+    let size = x.dtype().size();
+    let same = x.dtype() == out.dtype();
+    if same && x.is_contiguous() && out.is_contiguous() {
+        return gpu.copy_bytes(x_arg.data as usize, out_arg.data as usize, out.len() * size);
+    }
+    let single = |dtype: DType| dtype.is_float() && dtype != DType::F64;
+    let (kernel, each) = match size {
+        _ if same => (["copy_1", "copy_2", "copy_4", "copy_8"][size.trailing_zeros() as usize], 1),
+        _ if single(x.dtype()) && single(out.dtype()) && x_arg.is_packable() && out_arg.is_packable() => {
+            ("copy_packs", 8)
+        }
+        _ => ("copy_convert", 1),
+    };
+    let grid = blocks(out.len(), THREADS * each);
+    gpu.launch(Launch { kernel, grid, block: THREADS as u32, shared: 0 }, &Copy { x: x_arg, out: out_arg })
+}
