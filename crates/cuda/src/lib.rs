@@ -10,7 +10,10 @@
 mod argument;
 mod copy;
 mod device;
+mod elementwise;
 mod kernels;
+mod map;
+mod pointwise_loss;
 
 use device::Gpu;
 use retape_core::{Backend, Buffer, Device, Error, Kernel, Result};
@@ -72,6 +75,17 @@ impl Backend for Cuda {
         match *kernel {
             Kernel::Fill { value, out } => copy::fill(gpu, value, out),
             Kernel::Copy { x, out } => copy::copy(gpu, x, out),
+            Kernel::Unary { f, x, out } => elementwise::unary(gpu, f, x, out),
+            Kernel::UnaryGrad { f, saved, g, out } => elementwise::unary_grad(gpu, f, saved, g, out),
+            Kernel::Binary { f, a, b, out } => elementwise::binary(gpu, f, a, b, out),
+            Kernel::ExtremumGrad { f, a, b, g, out } => elementwise::extremum_grad(gpu, f, a, b, g, out),
+            Kernel::Ternary { f, a, b, c, out } => elementwise::ternary(gpu, f, [a, b, c], out),
+            Kernel::ClampGrad { by, x, low, high, g, out } => elementwise::clamp_grad(gpu, by, x, (low, high), g, out),
+            Kernel::Select { cond, a, b, out } => elementwise::select(gpu, cond, a, b, out),
+            Kernel::Loss { f, x, target, weight, out } => pointwise_loss::loss(gpu, f, (x, target, weight), out),
+            Kernel::LossGrad { f, by, x, target, weight, g, out } => {
+                pointwise_loss::loss_grad(gpu, f, by, (x, target, weight), g, out)
+            }
             _ => Err(Error::Unsupported {
                 kernel: kernel.name(),
                 device: self.name(),
