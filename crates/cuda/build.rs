@@ -58,15 +58,15 @@ fn compile(nvcc: &Path, kernels: &Path, files: &[String], out: &Path) {
     };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     for some in files.iter().filter(stale).collect::<Vec<_>>().chunks(cores) {
-        let start = |file: &&String| {
+        let start = |file: &String| {
             let mut command = Command::new(nvcc);
             command.args(["-std=c++17", "-O3", "-lineinfo", "-fatbin", "-o"]).arg(image_path(out, file));
             command.args(TARGETS.iter().map(|target| format!("-gencode={target}")));
-            (*file, command.arg(kernels.join(format!("{file}.cu"))).spawn().expect("nvcc starts"))
+            (file.clone(), command.arg(kernels.join(format!("{file}.cu"))).spawn().expect("nvcc starts"))
         };
-        for (file, mut running) in some.iter().map(start).collect::<Vec<_>>() {
+        for (file, mut running) in some.iter().copied().map(start).collect::<Vec<_>>() {
             if !running.wait().expect("nvcc runs").success() {
-                let _ = fs::remove_file(image_path(out, file));
+                let _ = fs::remove_file(image_path(out, &file));
                 panic!("nvcc failed on {file}.cu; see above");
             }
         }

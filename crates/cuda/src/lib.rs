@@ -70,6 +70,10 @@ impl Backend for Cuda {
         self.gpu.download(range("download", buffer, offset, bytes.len())?, bytes)
     }
 
+    fn synchronize(&self) -> Result<()> {
+        self.gpu.synchronize()
+    }
+
     fn run(&self, kernel: &Kernel<'_>) -> Result<()> {
         let gpu = &self.gpu;
         match *kernel {
