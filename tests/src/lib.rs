@@ -2,6 +2,7 @@
 
 pub mod choices;
 pub mod fuzz;
+pub mod gpt_curve;
 pub mod layouts;
 pub mod patterns;
 pub mod programs;
