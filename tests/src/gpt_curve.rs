@@ -163,9 +163,9 @@ pub fn compare_curve(
     form: AttentionForm,
     weights: &str,
     run: &str,
-    decay: &str,
     losses: &str,
 ) {
+    let decay = run.rsplit('.').next().expect("a run ends with its rule of decay");
     let config = golden.config(weights, dtype, form);
     let model = golden.model(device, weights, &config);
     let parameters = model.parameters();

@@ -1,6 +1,7 @@
 //! Shared helpers of the whole-system tests.
 
 pub mod choices;
+pub mod conformance;
 pub mod fuzz;
 pub mod gpt_curve;
 pub mod layouts;

@@ -20,7 +20,7 @@ fn fresh(dtype: DType, losses: &str) {
     for decay in ["all", "2d"] {
         for form in FORMS {
             let run = format!("{}.{decay}", dtype_name(dtype));
-            compare_curve(&retape_cpu::device(), &golden, dtype, form, "init", &run, decay, losses);
+            compare_curve(&retape_cpu::device(), &golden, dtype, form, "init", &run, losses);
         }
     }
 }
@@ -29,7 +29,7 @@ fn warm(dtype: DType) {
     let golden = Golden::open(&retape_cpu::device());
     for form in FORMS {
         let run = format!("warm.{}.all", dtype_name(dtype));
-        compare_curve(&retape_cpu::device(), &golden, dtype, form, "warm", &run, "all", "loss");
+        compare_curve(&retape_cpu::device(), &golden, dtype, form, "warm", &run, "loss");
     }
 }
 
