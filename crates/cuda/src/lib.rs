@@ -8,6 +8,7 @@
 //! read back.
 
 mod argument;
+mod attention;
 mod copy;
 mod device;
 mod kernels;
@@ -72,6 +73,23 @@ impl Backend for Cuda {
         match *kernel {
             Kernel::Fill { value, out } => copy::fill(gpu, value, out),
             Kernel::Copy { x, out } => copy::copy(gpu, x, out),
+            Kernel::Attention { q, k, v, mask, spec, out, lse } => {
+                let operands = attention::Operands { q, k, v, mask, spec, segments: None };
+                attention::attention(gpu, operands, out, lse)
+            }
+            Kernel::AttentionDelta { o, g, delta } => attention::attention_delta(gpu, o, g, delta),
+            Kernel::AttentionGradKv { q, k, v, mask, g, lse, delta, spec, dk, dv } => {
+                let operands = attention::Operands { q, k, v, mask, spec, segments: None };
+                attention::attention_grad_kv(gpu, operands, attention::Saved { g, lse, delta }, dk, dv)
+            }
+            Kernel::AttentionGradQ { q, k, v, mask, g, lse, delta, spec, dq } => {
+                let operands = attention::Operands { q, k, v, mask, spec, segments: None };
+                attention::attention_grad_q(gpu, operands, attention::Saved { g, lse, delta }, dq)
+            }
+            Kernel::AttentionGradMask { q, k, v, mask, g, lse, delta, spec, dmask } => {
+                let operands = attention::Operands { q, k, v, mask, spec, segments: None };
+                attention::attention_grad_mask(gpu, operands, attention::Saved { g, lse, delta }, dmask)
+            }
             _ => Err(Error::Unsupported {
                 kernel: kernel.name(),
                 device: self.name(),
