@@ -8,6 +8,7 @@
 //! read back.
 
 mod argument;
+mod attention;
 mod copy;
 mod device;
 mod elementwise;
@@ -89,6 +90,23 @@ impl Backend for Cuda {
             Kernel::Loss { f, x, target, weight, out } => pointwise_loss::loss(gpu, f, (x, target, weight), out),
             Kernel::LossGrad { f, by, x, target, weight, g, out } => {
                 pointwise_loss::loss_grad(gpu, f, by, (x, target, weight), g, out)
+            }
+            Kernel::Attention { q, k, v, mask, segments, spec, out, lse } => {
+                let operands = attention::Operands { q, k, v, mask, spec, segments };
+                attention::attention(gpu, operands, out, lse)
+            }
+            Kernel::AttentionDelta { o, g, delta } => attention::attention_delta(gpu, o, g, delta),
+            Kernel::AttentionGradKv { q, k, v, mask, segments, g, lse, delta, spec, dk, dv } => {
+                let operands = attention::Operands { q, k, v, mask, spec, segments };
+                attention::attention_grad_kv(gpu, operands, attention::Saved { g, lse, delta }, dk, dv)
+            }
+            Kernel::AttentionGradQ { q, k, v, mask, segments, g, lse, delta, spec, dq } => {
+                let operands = attention::Operands { q, k, v, mask, spec, segments };
+                attention::attention_grad_q(gpu, operands, attention::Saved { g, lse, delta }, dq)
+            }
+            Kernel::AttentionGradMask { q, k, v, mask, segments, g, lse, delta, spec, dmask } => {
+                let operands = attention::Operands { q, k, v, mask, spec, segments };
+                attention::attention_grad_mask(gpu, operands, attention::Saved { g, lse, delta }, dmask)
             }
             _ => Err(Error::Unsupported {
                 kernel: kernel.name(),
