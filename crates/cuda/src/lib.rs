@@ -11,6 +11,8 @@ mod argument;
 mod copy;
 mod device;
 mod kernels;
+mod reduce;
+mod rows;
 
 use device::Gpu;
 use retape_core::{Backend, Buffer, Device, Error, Kernel, Result};
@@ -67,11 +69,18 @@ impl Backend for Cuda {
         self.gpu.download(range("download", buffer, offset, bytes.len())?, bytes)
     }
 
+    fn scratch_bytes(&self) -> u64 {
+        self.gpu.workspace_bytes() as u64
+    }
+
     fn run(&self, kernel: &Kernel<'_>) -> Result<()> {
         let gpu = &self.gpu;
         match *kernel {
             Kernel::Fill { value, out } => copy::fill(gpu, value, out),
             Kernel::Copy { x, out } => copy::copy(gpu, x, out),
+            Kernel::Reduce { f, x, out } => reduce::reduce(gpu, f, x, out),
+            Kernel::ReduceGrad { f, x, y, g, out } => reduce::reduce_grad(gpu, f, (x, y), g, out),
+            Kernel::SquaredNorm { x, out } => reduce::squared_norm(gpu, x, out),
             _ => Err(Error::Unsupported {
                 kernel: kernel.name(),
                 device: self.name(),
