@@ -11,10 +11,13 @@ mod argument;
 mod copy;
 mod device;
 mod kernels;
+mod norm;
 mod reduce;
 mod rows;
+mod softmax;
 
 use device::Gpu;
+use norm::Normed;
 use retape_core::{Backend, Buffer, Device, Error, Kernel, Result};
 use std::path::PathBuf;
 
@@ -81,6 +84,22 @@ impl Backend for Cuda {
             Kernel::Reduce { f, x, out } => reduce::reduce(gpu, f, x, out),
             Kernel::ReduceGrad { f, x, y, g, out } => reduce::reduce_grad(gpu, f, (x, y), g, out),
             Kernel::SquaredNorm { x, out } => reduce::squared_norm(gpu, x, out),
+            Kernel::LayerNorm { x, weight, bias, eps, out, mean, rstd } => {
+                norm::layer_norm(gpu, Normed { x, weight, mean, rstd }, bias, eps, out)
+            }
+            Kernel::LayerNormGrad { x, weight, mean, rstd, g, out } => {
+                norm::layer_norm_grad(gpu, Normed { x, weight, mean, rstd }, g, out)
+            }
+            Kernel::LayerNormParamGrad { x, mean, rstd, g, dweight, dbias } => {
+                norm::layer_norm_param_grad(gpu, Normed { x, weight: None, mean, rstd }, g, dweight, dbias)
+            }
+            Kernel::Softmax { x, out } => softmax::softmax(gpu, x, out),
+            Kernel::SoftmaxGrad { y, g, out } => softmax::softmax_grad(gpu, y, g, out),
+            Kernel::LogSoftmax { x, out } => softmax::log_softmax(gpu, x, out),
+            Kernel::LogSoftmaxGrad { y, g, out } => softmax::log_softmax_grad(gpu, y, g, out),
+            Kernel::Triangle { x, upper, diagonal, value, out } => {
+                softmax::triangle(gpu, x, (upper, diagonal), value, out)
+            }
             _ => Err(Error::Unsupported {
                 kernel: kernel.name(),
                 device: self.name(),

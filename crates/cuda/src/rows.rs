@@ -2,7 +2,7 @@
 
 use crate::argument::{TensorArg, blocks};
 use crate::device::Launch;
-use retape_core::DType;
+use retape_core::{DType, Tensor};
 
 /// Elements of a row that one warp handles by itself.
 const WARP_WIDTH: usize = 1024;
@@ -23,6 +23,12 @@ pub(crate) struct RowPlan {
     pub width: i64,
     pub team: i32,
     pub packs: i32,
+}
+
+/// Rows of a tensor, and elements of each; a scalar is one row of one.
+pub(crate) fn extent(x: &Tensor) -> (usize, usize) {
+    let width = x.shape().last().copied().unwrap_or(1);
+    (x.shape().iter().rev().skip(1).product(), width)
 }
 
 /// Threads that share a row of this width: the width alone decides, as the order of sums follows from it.
