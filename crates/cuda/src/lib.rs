@@ -9,13 +9,16 @@
 
 mod argument;
 mod copy;
+mod cross_entropy;
 mod device;
+mod indices;
 mod kernels;
 mod norm;
 mod reduce;
 mod rows;
 mod softmax;
 
+use cross_entropy::Scores;
 use device::Gpu;
 use norm::Normed;
 use retape_core::{Backend, Buffer, Device, Error, Kernel, Result};
@@ -99,6 +102,24 @@ impl Backend for Cuda {
             Kernel::LogSoftmaxGrad { y, g, out } => softmax::log_softmax_grad(gpu, y, g, out),
             Kernel::Triangle { x, upper, diagonal, value, out } => {
                 softmax::triangle(gpu, x, (upper, diagonal), value, out)
+            }
+            Kernel::CrossEntropy { logits, target, weight, spec, loss, lse } => {
+                cross_entropy::cross_entropy(gpu, Scores { logits, target: Some(target), weight, spec }, loss, lse)
+            }
+            Kernel::CrossEntropyGrad { logits, target, weight, lse, g, spec, out } => {
+                let scores = Scores { logits, target: Some(target), weight, spec };
+                cross_entropy::cross_entropy_grad(gpu, scores, lse, g, out)
+            }
+            Kernel::NllLossGrad { target, weight, g, spec, out } => {
+                let scores = Scores { logits: out, target: Some(target), weight, spec };
+                cross_entropy::nll_loss_grad(gpu, scores, g, out)
+            }
+            Kernel::CrossEntropyTargetGrad { logits, weight, lse, g, spec, out } => {
+                cross_entropy::target_grad(gpu, Scores { logits, target: None, weight, spec }, lse, g, out)
+            }
+            Kernel::CrossEntropyWeightGrad { logits, target, weight, lse, g, spec, out } => {
+                let scores = Scores { logits, target: Some(target), weight: Some(weight), spec };
+                cross_entropy::weight_grad(gpu, scores, lse, g, out)
             }
             _ => Err(Error::Unsupported {
                 kernel: kernel.name(),
