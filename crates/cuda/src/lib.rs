@@ -11,12 +11,15 @@ mod argument;
 mod copy;
 mod cross_entropy;
 mod device;
+mod embedding;
+mod indexing;
 mod indices;
 mod kernels;
 mod norm;
 mod reduce;
 mod rows;
 mod softmax;
+mod sort;
 
 use cross_entropy::Scores;
 use device::Gpu;
@@ -121,6 +124,15 @@ impl Backend for Cuda {
                 let scores = Scores { logits, target: Some(target), weight: Some(weight), spec };
                 cross_entropy::weight_grad(gpu, scores, lse, g, out)
             }
+            Kernel::Embedding { table, ids, out } => embedding::embedding(gpu, table, ids, out),
+            Kernel::EmbeddingGrad { ids, g, out } => embedding::embedding_grad(gpu, ids, g, out),
+            Kernel::Gather { x, indices, wrap, out } => indexing::gather(gpu, x, indices, wrap, out),
+            Kernel::ScatterAdd { source, indices, wrap, alpha, out } => {
+                indexing::scatter_add(gpu, source, indices, wrap, alpha, out)
+            }
+            Kernel::Flip { x, dims, out } => indexing::flip(gpu, x, dims, out),
+            Kernel::MaxIndex { x, dim, values, indices } => indexing::max_index(gpu, x, dim, values, indices),
+            Kernel::MaxIndexGrad { indices, g, dim, out } => indexing::max_index_grad(gpu, indices, g, dim, out),
             _ => Err(Error::Unsupported {
                 kernel: kernel.name(),
                 device: self.name(),
