@@ -12,12 +12,14 @@ use cust::sys;
 use retape_core::{Error, Result};
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 
 /// Bytes of page-locked memory that host copies go through.
 const STAGING: usize = 4 << 20;
 /// Tables of constants that are kept on the device; then all are dropped.
 const TABLES: usize = 64;
+/// The workspace's size is a multiple of this.
+const WORKSPACE_STEP: usize = 64 << 10;
 /// Shared memory that a launch may ask for without saying so first.
 const SHARED_BY_DEFAULT: u32 = 48 << 10;
 
@@ -74,6 +76,7 @@ pub(crate) struct Gpu {
     modules: HashMap<&'static str, Module>,
     tables: Mutex<HashMap<Vec<i32>, usize>>,
     staging: Mutex<LockedBuffer<u8>>,
+    workspace: Mutex<Range>,
     stream: Stream,
     context: Context,
     pool: sys::CUmemoryPool,
@@ -85,6 +88,24 @@ pub(crate) struct Gpu {
 unsafe impl Send for Gpu {}
 // SAFETY: as above.
 unsafe impl Sync for Gpu {}
+
+/// Device memory.
+#[derive(Debug, Clone, Copy, Default)]
+struct Range {
+    address: usize,
+    bytes: usize,
+}
+
+/// Memory for what the launches of one kernel pass on to each other, taken until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Workspace<'a>(MutexGuard<'a, Range>);
+
+impl Workspace<'_> {
+    /// Where it starts, 256-byte aligned. Contents are undefined.
+    pub fn address(&self) -> usize {
+        self.0.address
+    }
+}
 
 /// What launches depend on.
 #[derive(Debug, Clone, Copy)]
@@ -151,7 +172,8 @@ impl Gpu {
         }
         let staging = LockedBuffer::new(&0u8, STAGING).map_err(during("taking page-locked memory"))?;
         let (name, staging, functions) = (name.to_owned(), Mutex::new(staging), Mutex::default());
-        Ok(Gpu { name, functions, modules, staging, stream, context, pool, properties })
+        let (workspace, tables) = (Mutex::default(), Mutex::default());
+        Ok(Gpu { name, functions, modules, tables, staging, workspace, stream, context, pool, properties })
     }
 
     /// The device's own pool, told to keep what is given back.
@@ -236,6 +258,24 @@ impl Gpu {
         // SAFETY: the address came from cuMemAllocAsync and is given back once. A failure means that the context is lost,
         // and the memory with it; a destructor has nobody to tell.
         let _ = unsafe { sys::cuMemFreeAsync(address as u64, self.stream.as_inner()) };
+    }
+
+    /// At least so many bytes of scratch that outlive the call: one buffer for all kernels, which grows to what the largest
+    /// asked for. As launches run in the order in which they are queued, it may be dropped, for the next kernel to use, once
+    /// the last launch that needs it is queued.
+    pub fn workspace(&self, bytes: usize) -> Result<Workspace<'_>> {
+        let mut range = self.workspace.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if range.bytes < bytes {
+            self.release(std::mem::take(&mut *range).address);
+            let bytes = bytes.next_multiple_of(WORKSPACE_STEP);
+            *range = Range { address: self.allocate(bytes)?, bytes };
+        }
+        Ok(Workspace(range))
+    }
+
+    /// Bytes that `workspace` holds.
+    pub fn workspace_bytes(&self) -> usize {
+        self.workspace.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).bytes
     }
 
     /// Copies host bytes to the device; they are there for whatever runs after.
@@ -359,6 +399,13 @@ impl Gpu {
             function.shared = launch.shared;
         }
         Ok(function.raw)
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        let range = std::mem::take(self.workspace.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        self.release(range.address);
     }
 }
 

@@ -10,13 +10,24 @@
 mod argument;
 mod attention;
 mod copy;
+mod cross_entropy;
 mod device;
 mod elementwise;
+mod embedding;
+mod indexing;
+mod indices;
 mod kernels;
 mod map;
+mod norm;
 mod pointwise_loss;
+mod reduce;
+mod rows;
+mod softmax;
+mod sort;
 
+use cross_entropy::Scores;
 use device::Gpu;
+use norm::Normed;
 use retape_core::{Backend, Buffer, Device, Error, Kernel, Result};
 use std::path::PathBuf;
 
@@ -75,6 +86,10 @@ impl Backend for Cuda {
         self.gpu.synchronize()
     }
 
+    fn scratch_bytes(&self) -> u64 {
+        self.gpu.workspace_bytes() as u64 + self.gpu.table_bytes()
+    }
+
     fn run(&self, kernel: &Kernel<'_>) -> Result<()> {
         let gpu = &self.gpu;
         match *kernel {
@@ -108,6 +123,52 @@ impl Backend for Cuda {
                 let operands = attention::Operands { q, k, v, mask, spec, segments };
                 attention::attention_grad_mask(gpu, operands, attention::Saved { g, lse, delta }, dmask)
             }
+            Kernel::Reduce { f, x, out } => reduce::reduce(gpu, f, x, out),
+            Kernel::ReduceGrad { f, x, y, g, out } => reduce::reduce_grad(gpu, f, (x, y), g, out),
+            Kernel::SquaredNorm { x, out } => reduce::squared_norm(gpu, x, out),
+            Kernel::LayerNorm { x, weight, bias, eps, out, mean, rstd } => {
+                norm::layer_norm(gpu, Normed { x, weight, mean, rstd }, bias, eps, out)
+            }
+            Kernel::LayerNormGrad { x, weight, mean, rstd, g, out } => {
+                norm::layer_norm_grad(gpu, Normed { x, weight, mean, rstd }, g, out)
+            }
+            Kernel::LayerNormParamGrad { x, mean, rstd, g, dweight, dbias } => {
+                norm::layer_norm_param_grad(gpu, Normed { x, weight: None, mean, rstd }, g, dweight, dbias)
+            }
+            Kernel::Softmax { x, out } => softmax::softmax(gpu, x, out),
+            Kernel::SoftmaxGrad { y, g, out } => softmax::softmax_grad(gpu, y, g, out),
+            Kernel::LogSoftmax { x, out } => softmax::log_softmax(gpu, x, out),
+            Kernel::LogSoftmaxGrad { y, g, out } => softmax::log_softmax_grad(gpu, y, g, out),
+            Kernel::Triangle { x, upper, diagonal, value, out } => {
+                softmax::triangle(gpu, x, (upper, diagonal), value, out)
+            }
+            Kernel::CrossEntropy { logits, target, weight, spec, loss, lse } => {
+                cross_entropy::cross_entropy(gpu, Scores { logits, target: Some(target), weight, spec }, loss, lse)
+            }
+            Kernel::CrossEntropyGrad { logits, target, weight, lse, g, spec, out } => {
+                let scores = Scores { logits, target: Some(target), weight, spec };
+                cross_entropy::cross_entropy_grad(gpu, scores, lse, g, out)
+            }
+            Kernel::NllLossGrad { target, weight, g, spec, out } => {
+                let scores = Scores { logits: out, target: Some(target), weight, spec };
+                cross_entropy::nll_loss_grad(gpu, scores, g, out)
+            }
+            Kernel::CrossEntropyTargetGrad { logits, weight, lse, g, spec, out } => {
+                cross_entropy::target_grad(gpu, Scores { logits, target: None, weight, spec }, lse, g, out)
+            }
+            Kernel::CrossEntropyWeightGrad { logits, target, weight, lse, g, spec, out } => {
+                let scores = Scores { logits, target: Some(target), weight: Some(weight), spec };
+                cross_entropy::weight_grad(gpu, scores, lse, g, out)
+            }
+            Kernel::Embedding { table, ids, out } => embedding::embedding(gpu, table, ids, out),
+            Kernel::EmbeddingGrad { ids, g, out } => embedding::embedding_grad(gpu, ids, g, out),
+            Kernel::Gather { x, indices, wrap, out } => indexing::gather(gpu, x, indices, wrap, out),
+            Kernel::ScatterAdd { source, indices, wrap, alpha, out } => {
+                indexing::scatter_add(gpu, source, indices, wrap, alpha, out)
+            }
+            Kernel::Flip { x, dims, out } => indexing::flip(gpu, x, dims, out),
+            Kernel::MaxIndex { x, dim, values, indices } => indexing::max_index(gpu, x, dim, values, indices),
+            Kernel::MaxIndexGrad { indices, g, dim, out } => indexing::max_index_grad(gpu, indices, g, dim, out),
             _ => Err(Error::Unsupported {
                 kernel: kernel.name(),
                 device: self.name(),
