@@ -9,9 +9,12 @@
 
 mod argument;
 mod copy;
+mod cublas;
 mod device;
 mod kernels;
+mod matmul;
 
+use cublas::CublasLt;
 use device::Gpu;
 use retape_core::{Backend, Buffer, Device, Error, Kernel, Result};
 use std::path::PathBuf;
@@ -26,7 +29,7 @@ pub fn device(ordinal: usize) -> Result<Device> {
 
 /// As [`device`], with a driver or kernels of one's own.
 pub fn device_with(ordinal: usize, options: &Options) -> Result<Device> {
-    Ok(Device::new(Cuda { gpu: Gpu::open(ordinal, options)? }))
+    Ok(Device::new(Cuda { gpu: Gpu::open(ordinal, options)?, cublas: CublasLt::default() }))
 }
 
 /// What [`device_with`] may be told.
@@ -44,6 +47,13 @@ pub struct Options {
 #[derive(Debug)]
 struct Cuda {
     gpu: Gpu,
+    cublas: CublasLt,
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        self.cublas.close(&self.gpu);
+    }
 }
 
 impl Backend for Cuda {
@@ -72,12 +82,19 @@ impl Backend for Cuda {
         match *kernel {
             Kernel::Fill { value, out } => copy::fill(gpu, value, out),
             Kernel::Copy { x, out } => copy::copy(gpu, x, out),
+            Kernel::Matmul { a, b, alpha, accumulate, out } => {
+                matmul::matmul(gpu, &self.cublas, (a, b), alpha, accumulate, out)
+            }
             _ => Err(Error::Unsupported {
                 kernel: kernel.name(),
                 device: self.name(),
                 reason: "there is no CUDA kernel for it; run this op on the cpu device".into(),
             }),
         }
+    }
+
+    fn scratch_bytes(&self) -> u64 {
+        self.cublas.scratch_bytes()
     }
 }
 
