@@ -13,6 +13,9 @@ mod cublas;
 mod device;
 mod kernels;
 mod matmul;
+mod optimizer;
+mod quantize;
+mod random;
 
 use cublas::CublasLt;
 use device::Gpu;
@@ -84,6 +87,16 @@ impl Backend for Cuda {
             Kernel::Copy { x, out } => copy::copy(gpu, x, out),
             Kernel::Matmul { a, b, alpha, accumulate, out } => {
                 matmul::matmul(gpu, &self.cublas, (a, b), alpha, accumulate, out)
+            }
+            Kernel::Quantize { x, group, rounding, q, scales } => {
+                quantize::quantize(gpu, x, (group, rounding), q, scales)
+            }
+            Kernel::Dequantize { q, scales, group, out } => quantize::dequantize(gpu, q, scales, group, out),
+            Kernel::Uniform { stream, out } => random::uniform(gpu, stream, out),
+            Kernel::Normal { stream, std, out } => random::normal(gpu, stream, std, out),
+            Kernel::Dropout { x, p, stream, out } => random::dropout(gpu, x, p, stream, out),
+            Kernel::AdamW { p, g, m, v, step, config, grad_scale } => {
+                optimizer::adamw(gpu, [p, g, m, v], step, config, grad_scale)
             }
             _ => Err(Error::Unsupported {
                 kernel: kernel.name(),

@@ -241,6 +241,8 @@ fn aligned(arg: &TensorArg, steps: Steps, [rows, columns]: [i64; 2], dtype: DTyp
     let whole = |stride: i64| stride * dtype.size() as i64 % 16 == 0;
     let (step, count) = if steps.column == 1 { (steps.row, rows) } else { (steps.column, columns) };
     let batch = arg.rank as usize;
-    (arg.data % 16 == 0 && (count == 1 || whole(step)) && arg.strides[..batch].iter().all(|&stride| whole(stride)))
-        .into()
+    (arg.data.is_multiple_of(16)
+        && (count == 1 || whole(step))
+        && arg.strides[..batch].iter().all(|&stride| whole(stride)))
+    .into()
 }
