@@ -201,8 +201,13 @@ impl Gpu {
         Error::Device { device: self.name.clone(), reason: format!("{what}: {}", describe(error)) }
     }
 
+    /// The stream, for a library that queues work on it.
+    pub fn stream(&self) -> *mut c_void {
+        self.stream.as_inner().cast()
+    }
+
     /// The driver's context is a thread's: every call comes from some thread.
-    fn enter(&self) -> Result<()> {
+    pub fn enter(&self) -> Result<()> {
         CurrentContext::set_current(&self.context).map_err(|error| self.error("entering the context", code(error)))
     }
 
