@@ -57,16 +57,16 @@ std::string text(Place at) { return std::string(at.file) + ":" + std::to_string(
 
 // Lanes of one warp that wait for each other.
 struct Meeting {
-    uint32_t mask = 0, arrived = 0;
-    Together together = nullptr;
-    bool orders_memory = false;
-    const char* name = nullptr;
-    Place at{};
+    uint32_t mask, arrived;  // no mask: nobody waits
+    Together together;
+    const char* name;
+    Place at;
     void* data[32];
 };
 struct Warp {
     uint32_t living = 0;
-    std::vector<Meeting> meetings;  // of disjoint masks; mostly one
+    Meeting meetings[32] = {};      // of disjoint masks; mostly one,
+    int used = 0;                   // the first of them
     char tag[2];                    // TSan: what __syncwarp orders, in turns
     int turn = 0;
 };
@@ -106,7 +106,7 @@ private:
     int start() const { return order_ == Order::reverse ? count_ : -1; }
     uint64_t random();
     void release_barrier();
-    void complete(Warp& warp, size_t meeting, int first);
+    void complete(Meeting& meeting, int first);
     void switch_to(void** save, void** save_asan, Fiber* to);
     void arrive(void* asan);
     std::string deadlock();
@@ -133,7 +133,8 @@ private:
     int waiting_ = 0, votes_ = 0, last_votes_ = 0;
     Place barrier_{};
 
-    // Fibers: idle ones wait in `ended`; under TSan number i belongs to thread i. Owned by all_.
+    // Fibers: idle ones wait in `ended`. Under TSan, which takes what one fiber does for ordered, thread i has number i in
+    // every second block, and i + count_ in the others.
     std::vector<std::unique_ptr<Fiber>> all_;
     std::vector<Fiber*> idle_;
     void* launcher_stack_pointer_ = nullptr;
@@ -209,7 +210,7 @@ void Scheduler::leave(Fiber* fiber) {
 }
 
 Fiber* Scheduler::fresh_fiber(int index) {
-    if (with_tsan()) return all_[index].get();
+    if (with_tsan()) return all_[index + (block_number_ % 2 == 0 ? count_ : 0)].get();
     if (idle_.empty()) {
         all_.push_back(std::make_unique<Fiber>());
         Fiber* fiber = all_.back().get();
@@ -241,6 +242,7 @@ void Scheduler::go(Fiber* from, int to) {
 
 // Lets others run until this thread can go on.
 void Scheduler::wait(Fiber* fiber, int from) {
+    if (with_tsan()) __tsan_release(&finished_);  // for the launcher, should nobody come back here
     const int next = pick(from);
     if (next < 0) stop(Fault::failed, deadlock());
     go(fiber, next);
@@ -272,15 +274,14 @@ void Scheduler::ended(Fiber* fiber) {
     slots_[index].state = State::done;
     clear(index);
     living_--;
-    fiber->open.clear(), fiber->groups.clear(), fiber->arriving.clear();
+    fiber->copies.clear();
     Warp& warp = warps_[index >> 5];
     warp.living &= ~(1u << (index & 31));
-    for (size_t i = 0; i < warp.meetings.size(); i++) {
-        const Meeting& meeting = warp.meetings[i];
-        if (meeting.arrived == (meeting.mask & warp.living)) {
-            complete(warp, i, index & ~31);
-            break;
-        }
+    for (int i = 0; i < warp.used; i++) {
+        Meeting& meeting = warp.meetings[i];
+        if (meeting.mask == 0 || meeting.arrived != (meeting.mask & warp.living)) continue;
+        complete(meeting, index & ~31);
+        break;
     }
     if (living_ > 0 && waiting_ == living_) release_barrier();
     if (living_ == 0 && !next_block()) {
@@ -290,15 +291,10 @@ void Scheduler::ended(Fiber* fiber) {
     }
     const int next = pick(index);
     if (next < 0) stop(Fault::failed, deadlock());
-    if (with_tsan()) {
-        if (next == index) begin(fiber, next);
-        else go(fiber, next);
-        return;
-    }
-    if (slots_[next].state == State::fresh) {
+    if (slots_[next].state == State::fresh && !with_tsan()) {
         begin(fiber, next);
     } else {
-        idle_.push_back(fiber);
+        if (!with_tsan()) idle_.push_back(fiber);
         go(fiber, next);
     }
 }
@@ -337,9 +333,8 @@ int Scheduler::barrier(bool vote, Place at) {
 }
 
 // All lanes that are left have come: makes what they make together, and lets them go on.
-void Scheduler::complete(Warp& warp, size_t number, int first) {
-    const Meeting meeting = warp.meetings[number];
-    warp.meetings.erase(warp.meetings.begin() + static_cast<std::ptrdiff_t>(number));
+void Scheduler::complete(Meeting& meeting, int first) {
+    meeting.mask = 0;
     for (uint32_t lanes = meeting.arrived; lanes; lanes &= lanes - 1) {
         const int i = first + __builtin_ctz(lanes);
         slots_[i].state = State::runnable;
@@ -354,20 +349,23 @@ void Scheduler::meet(uint32_t mask, void* data, Together together, bool orders_m
     const uint32_t lane = 1u << (index & 31);
     Warp& warp = warps_[index >> 5];
     if ((mask & lane) == 0) stop(Fault::failed, std::string(name) + ": the mask leaves out a lane that calls, " + where(at));
-    size_t number = 0;
-    while (number < warp.meetings.size() && (warp.meetings[number].mask & mask) == 0) number++;
-    if (number == warp.meetings.size()) {
-        warp.meetings.emplace_back();
-        Meeting& fresh = warp.meetings.back();
-        fresh.mask = mask, fresh.together = together, fresh.orders_memory = orders_memory, fresh.name = name, fresh.at = at;
+    Meeting* found = nullptr;
+    for (int i = 0; i < warp.used && found == nullptr; i++)
+        if (warp.meetings[i].mask & mask) found = &warp.meetings[i];
+    if (found == nullptr) {
+        int free = 0;
+        while (free < warp.used && warp.meetings[free].mask != 0) free++;
+        if (free == warp.used) warp.used++;
+        found = &warp.meetings[free];
+        found->mask = mask, found->arrived = 0, found->together = together, found->name = name, found->at = at;
     }
-    Meeting& meeting = warp.meetings[number];
+    Meeting& meeting = *found;
     if (meeting.together != together || !same(meeting.at, at))
         stop(Fault::failed, "lanes of a warp are at different operations: one at " + std::string(meeting.name) + " in " +
                                 text(meeting.at) + ", another at " + name + " " + where(at));
     if (meeting.mask != mask) stop(Fault::failed, std::string(name) + ": lanes of a warp give different masks, " + where(at));
     // TSan: a tag for both turns of a warp, as some may still be on their way out of the last.
-    char* tag = &warp.tag[meeting.orders_memory ? warp.turn : 0];
+    char* tag = &warp.tag[warp.turn];
     if (with_tsan() && orders_memory) __tsan_release(tag);
     meeting.data[index & 31] = data;
     meeting.arrived |= lane;
@@ -378,7 +376,7 @@ void Scheduler::meet(uint32_t mask, void* data, Together together, bool orders_m
     const bool last = meeting.arrived == (mask & warp.living);
     if (last) {
         if (orders_memory) warp.turn ^= 1;
-        complete(warp, number, first);
+        complete(meeting, first);
     }
     wait(fiber, !last ? index : order_ == Order::reverse ? first + 32 : first - 1);
     if (with_tsan() && orders_memory) __tsan_acquire(tag);
@@ -407,7 +405,7 @@ bool Scheduler::next_block() {
     for (size_t w = 0; w < warps_.size(); w++) {
         const int rest = count_ - static_cast<int>(32 * w);
         warps_[w].living = rest >= 32 ? ~uint32_t(0) : (uint32_t(1) << rest) - 1;
-        warps_[w].meetings.clear();
+        for (; warps_[w].used > 0; warps_[w].used--) warps_[w].meetings[warps_[w].used - 1].mask = 0;
     }
     return true;
 }
@@ -429,7 +427,7 @@ Outcome Scheduler::run(const Kernel& kernel, dim3 blocks, dim3 threads, size_t s
     warps_.resize((count_ + 31) / 32);
     shared_.prepare(shared_bytes);
     if (with_tsan()) {
-        while (static_cast<int>(all_.size()) < count_) {
+        while (all_.size() < 2 * static_cast<size_t>(count_)) {
             all_.push_back(std::make_unique<Fiber>());
             all_.back()->stack = take_stack();
             prepare(all_.back().get(), entry);
@@ -451,7 +449,7 @@ Outcome Scheduler::run(const Kernel& kernel, dim3 blocks, dim3 threads, size_t s
         idle_.clear();
         for (auto& one : all_) {
             prepare(one.get(), entry);
-            one->open.clear(), one->groups.clear(), one->arriving.clear();
+            one->copies.clear();
             if (one->tsan) {
                 __tsan_destroy_fiber(one->tsan);
                 one->tsan = __tsan_create_fiber(0);
@@ -466,6 +464,7 @@ Outcome Scheduler::run(const Kernel& kernel, dim3 blocks, dim3 threads, size_t s
 
 void Scheduler::stop(Fault fault, const std::string& reason) {
     outcome_ = {fault, reason};
+    if (with_tsan()) __tsan_release(&finished_);
     leave(self());
     abort();  // nobody comes back to this fiber as it was
 }
@@ -507,23 +506,12 @@ void fail(const char* reason, Place at) {
     scheduler.stop(Fault::failed, std::string(reason) + ", " + scheduler.where(at));
 }
 
-void async_push(const AsyncCopy& copy) { Scheduler::self()->open.push_back(copy); }
+void async_push(const AsyncCopy& copy) { Scheduler::self()->copies.copies.push_back(copy); }
 void async_commit() {
-    Fiber* fiber = Scheduler::self();
-    fiber->groups.push_back(std::move(fiber->open));
-    fiber->open.clear();
+    AsyncCopies& mine = Scheduler::self()->copies;
+    mine.ends.push_back(mine.copies.size());
 }
-bool async_pop(int keep, AsyncCopy* copy) {
-    Fiber* fiber = Scheduler::self();
-    while (fiber->arriving.empty() && static_cast<int>(fiber->groups.size()) > keep) {
-        fiber->arriving = std::move(fiber->groups.front());
-        fiber->groups.erase(fiber->groups.begin());
-    }
-    if (fiber->arriving.empty()) return false;
-    *copy = fiber->arriving.back();
-    fiber->arriving.pop_back();
-    return true;
-}
+bool async_pop(int keep, AsyncCopy* copy) { return Scheduler::self()->copies.pop(static_cast<size_t>(keep), copy); }
 
 void at_fault(uintptr_t address, uintptr_t instruction) {
     Scheduler& scheduler = mine();
