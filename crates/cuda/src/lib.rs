@@ -18,8 +18,10 @@ mod kernels;
 mod norm;
 mod reduce;
 mod rows;
+mod scan;
 mod softmax;
 mod sort;
+mod window;
 
 use cross_entropy::Scores;
 use device::Gpu;
@@ -133,6 +135,14 @@ impl Backend for Cuda {
             Kernel::Flip { x, dims, out } => indexing::flip(gpu, x, dims, out),
             Kernel::MaxIndex { x, dim, values, indices } => indexing::max_index(gpu, x, dim, values, indices),
             Kernel::MaxIndexGrad { indices, g, dim, out } => indexing::max_index_grad(gpu, indices, g, dim, out),
+            Kernel::Scan { f, x, dim, out } => scan::scan(gpu, f, x, dim, out),
+            Kernel::CumprodGrad { x, g, dim, out } => scan::cumprod_grad(gpu, x, g, dim, out),
+            Kernel::Im2col { x, window, out } => window::im2col(gpu, x, window, out),
+            Kernel::Col2im { cols, window, out } => window::col2im(gpu, cols, window, out),
+            Kernel::MaxPool { x, window, out, index } => window::max_pool(gpu, x, window, out, index),
+            Kernel::MaxPoolGrad { index, g, window, out } => window::max_pool_grad(gpu, index, g, window, out),
+            Kernel::AvgPool { x, window, divisor, out } => window::avg_pool(gpu, x, window, divisor, out),
+            Kernel::AvgPoolGrad { g, window, divisor, out } => window::avg_pool_grad(gpu, g, window, divisor, out),
             _ => Err(Error::Unsupported {
                 kernel: kernel.name(),
                 device: self.name(),
