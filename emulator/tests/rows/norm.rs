@@ -94,7 +94,15 @@ fn a_large_mean() {
         compare("a large mean", dtype, 2000.0, &[&x], |side| {
             let (out, mean, rstd) = (side.out(&[2, 300]), side.stat(&[2, 1]), side.stat(&[2, 1]));
             let (x, mean_out) = (side.input(0), Some(&mean));
-            side.run(Kernel::LayerNorm { x, weight: None, bias: None, eps: 1e-5, out: &out, mean: mean_out, rstd: &rstd });
+            side.run(Kernel::LayerNorm {
+                x,
+                weight: None,
+                bias: None,
+                eps: 1e-5,
+                out: &out,
+                mean: mean_out,
+                rstd: &rstd,
+            });
             vec![out, rstd]
         });
     }

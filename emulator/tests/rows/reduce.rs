@@ -69,7 +69,9 @@ fn shapes_with_edges() {
 #[test]
 fn groups_in_pieces() {
     for dtype in [DType::F32, DType::BF16, DType::F64] {
-        for (shape, dims) in [(&[2, 20_000][..], &[1][..]), (&[40_001], &[0]), (&[3000, 8], &[0]), (&[20, 1000, 3], &[0, 1])] {
+        for (shape, dims) in
+            [(&[2, 20_000][..], &[1][..]), (&[40_001], &[0]), (&[3000, 8], &[0]), (&[20, 1000, 3], &[0, 1])]
+        {
             let x = Twin::random(Lie::Plain, shape, 3, dtype);
             for f in [Reduce::Sum, Reduce::Max, Reduce::Norm { ord: 1.0 }, Reduce::Norm { ord: f64::NEG_INFINITY }] {
                 check(f, &x, dims, dtype);
@@ -109,7 +111,9 @@ fn a_view_sums_as_its_copy() {
 #[test]
 fn squared_norms() {
     for dtype in FLOATS {
-        for (lie, shape) in [(Lie::Plain, &[40_000][..]), (Lie::Turned, &[9, 31]), (Lie::Inside, &[3, 0]), (Lie::Plain, &[])] {
+        for (lie, shape) in
+            [(Lie::Plain, &[40_000][..]), (Lie::Turned, &[9, 31]), (Lie::Inside, &[3, 0]), (Lie::Plain, &[])]
+        {
             let x = Twin::random(lie, shape, 5, dtype);
             compare("squared norm", dtype, 16.0, &[&x], |side| {
                 let out = side.filled(&[], DType::F64);
@@ -142,12 +146,18 @@ fn gradients() {
                 y.device().backend().run(&Kernel::Reduce { f, x: &x.theirs, out: &y }).unwrap();
                 let y = Twin::of(&kept, &y.to_vec::<f64>().unwrap(), dtype);
                 // The magnitudes' ends are among x; those of 0.5 and of least magnitude 0 are steep or 0.
-                compare(&format!("gradient of {f:?} of {shape:?} over {dims:?}"), dtype, 256.0, &[&x, &y, &g], |side| {
-                    let out = side.out(shape);
-                    let (x, y, g) = (side.input(0), side.input(1), side.input(2));
-                    side.run(Kernel::ReduceGrad { f, x, y, g, out: &out });
-                    vec![out]
-                });
+                compare(
+                    &format!("gradient of {f:?} of {shape:?} over {dims:?}"),
+                    dtype,
+                    256.0,
+                    &[&x, &y, &g],
+                    |side| {
+                        let out = side.out(shape);
+                        let (x, y, g) = (side.input(0), side.input(1), side.input(2));
+                        side.run(Kernel::ReduceGrad { f, x, y, g, out: &out });
+                        vec![out]
+                    },
+                );
             }
         }
     }

@@ -19,7 +19,9 @@ fn forward_and_backward() {
             for lie in LIES {
                 let values: Vec<f64> = numbers(1, shape.iter().product()).iter().map(|v| v * 6.0).collect();
                 let x = Twin::lying(lie, shape, &values, dtype);
-                compare(&format!("softmax of {shape:?} {lie:?}"), dtype, 16.0, &[&x], |side| forward(side, side.input(0)));
+                compare(&format!("softmax of {shape:?} {lie:?}"), dtype, 16.0, &[&x], |side| {
+                    forward(side, side.input(0))
+                });
                 // Outputs that softmax might have given.
                 let y = Twin::random(lie, shape, 2, dtype);
                 let g = Twin::random(lie, shape, 3, dtype);
@@ -74,7 +76,9 @@ fn rows_of_extremes() {
 #[test]
 fn triangles() {
     for dtype in FLOATS {
-        for (lie, shape) in [(Lie::Plain, &[2, 5, 9][..]), (Lie::Turned, &[7, 4]), (Lie::Inside, &[3, 33]), (Lie::Plain, &[0, 3])] {
+        for (lie, shape) in
+            [(Lie::Plain, &[2, 5, 9][..]), (Lie::Turned, &[7, 4]), (Lie::Inside, &[3, 33]), (Lie::Plain, &[0, 3])]
+        {
             let x = Twin::random(lie, shape, 5, dtype);
             for upper in [false, true] {
                 for diagonal in [0, 1, -1, -3, 4, 100, -100, isize::MAX, isize::MIN] {
