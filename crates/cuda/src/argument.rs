@@ -131,7 +131,23 @@ impl TensorArg {
 
     /// True where packs of elements may be loaded and stored as a whole (`packable` in kernels/tensor.cuh).
     pub fn is_packable(&self) -> bool {
-        self.data % 16 == 0 && self.rank <= 1 && (self.rank < 1 || self.strides[0] == 1 || self.shape[0] <= 1)
+        self.data.is_multiple_of(16) && self.rank <= 1 && (self.rank < 1 || self.strides[0] == 1 || self.shape[0] <= 1)
+    }
+
+    /// True where packs of 8 elements along the last dimension lie together, each at a multiple of 16 bytes, or are one element
+    /// repeated; so too if absent.
+    pub fn reads_in_packs(&self) -> bool {
+        let Some(last) = self.rank.checked_sub(1).filter(|&last| last >= 0).map(|last| last as usize) else {
+            return self.rank < 0 || self.data.is_multiple_of(16);
+        };
+        let outer = &self.strides[..last];
+        // A row of a matrix is whole packs; a vector may end with a part of one.
+        let whole = last == 0 || self.shape[last] % 8 == 0;
+        match self.strides[last] {
+            0 => whole,
+            1 => whole && self.data.is_multiple_of(16) && outer.iter().all(|stride| stride % 8 == 0),
+            _ => false,
+        }
     }
 }
 

@@ -16,6 +16,8 @@ use std::sync::{Mutex, MutexGuard};
 
 /// Bytes of page-locked memory that host copies go through.
 const STAGING: usize = 4 << 20;
+/// Tables of constants that are kept on the device; then all are dropped.
+const TABLES: usize = 64;
 /// The workspace's size is a multiple of this.
 const WORKSPACE_STEP: usize = 64 << 10;
 /// Shared memory that a launch may ask for without saying so first.
@@ -72,6 +74,7 @@ pub(crate) struct Gpu {
     // Dropped in this order.
     functions: Mutex<HashMap<String, Function>>,
     modules: HashMap<&'static str, Module>,
+    tables: Mutex<HashMap<Vec<i32>, usize>>,
     staging: Mutex<LockedBuffer<u8>>,
     workspace: Mutex<Range>,
     stream: Stream,
@@ -169,8 +172,8 @@ impl Gpu {
         }
         let staging = LockedBuffer::new(&0u8, STAGING).map_err(during("taking page-locked memory"))?;
         let (name, staging, functions) = (name.to_owned(), Mutex::new(staging), Mutex::default());
-        let workspace = Mutex::default();
-        Ok(Gpu { name, functions, modules, staging, workspace, stream, context, pool, properties })
+        let (workspace, tables) = (Mutex::default(), Mutex::default());
+        Ok(Gpu { name, functions, modules, tables, staging, workspace, stream, context, pool, properties })
     }
 
     /// The device's own pool, told to keep what is given back.
@@ -308,6 +311,29 @@ impl Gpu {
             chunk.copy_from_slice(&staging[..chunk.len()]);
         }
         Ok(())
+    }
+
+    /// The address of constants on the device, copied there when they are first asked for. Valid for what is launched next.
+    pub fn table(&self, values: &[i32]) -> Result<u64> {
+        let mut tables = self.tables.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(&address) = tables.get(values) {
+            return Ok(address as u64);
+        }
+        if tables.len() == TABLES {
+            // Kernels that read them were launched before: memory is given back in that order.
+            tables.drain().for_each(|(_, address)| self.release(address));
+        }
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+        let address = self.allocate(bytes.len())?;
+        self.upload(address, &bytes)?;
+        tables.insert(values.to_vec(), address);
+        Ok(address as u64)
+    }
+
+    /// Bytes of the tables.
+    pub fn table_bytes(&self) -> u64 {
+        let tables = self.tables.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        tables.keys().map(|values| 4 * values.len() as u64).sum()
     }
 
     /// Fills bytes with one value.

@@ -8,14 +8,18 @@
 //! read back.
 
 mod argument;
+mod attention;
 mod copy;
 mod cross_entropy;
 mod device;
+mod elementwise;
 mod embedding;
 mod indexing;
 mod indices;
 mod kernels;
+mod map;
 mod norm;
+mod pointwise_loss;
 mod reduce;
 mod rows;
 mod scan;
@@ -80,8 +84,12 @@ impl Backend for Cuda {
         self.gpu.download(range("download", buffer, offset, bytes.len())?, bytes)
     }
 
+    fn synchronize(&self) -> Result<()> {
+        self.gpu.synchronize()
+    }
+
     fn scratch_bytes(&self) -> u64 {
-        self.gpu.workspace_bytes() as u64
+        self.gpu.workspace_bytes() as u64 + self.gpu.table_bytes()
     }
 
     fn run(&self, kernel: &Kernel<'_>) -> Result<()> {
@@ -89,6 +97,34 @@ impl Backend for Cuda {
         match *kernel {
             Kernel::Fill { value, out } => copy::fill(gpu, value, out),
             Kernel::Copy { x, out } => copy::copy(gpu, x, out),
+            Kernel::Unary { f, x, out } => elementwise::unary(gpu, f, x, out),
+            Kernel::UnaryGrad { f, saved, g, out } => elementwise::unary_grad(gpu, f, saved, g, out),
+            Kernel::Binary { f, a, b, out } => elementwise::binary(gpu, f, a, b, out),
+            Kernel::ExtremumGrad { f, a, b, g, out } => elementwise::extremum_grad(gpu, f, a, b, g, out),
+            Kernel::Ternary { f, a, b, c, out } => elementwise::ternary(gpu, f, [a, b, c], out),
+            Kernel::ClampGrad { by, x, low, high, g, out } => elementwise::clamp_grad(gpu, by, x, (low, high), g, out),
+            Kernel::Select { cond, a, b, out } => elementwise::select(gpu, cond, a, b, out),
+            Kernel::Loss { f, x, target, weight, out } => pointwise_loss::loss(gpu, f, (x, target, weight), out),
+            Kernel::LossGrad { f, by, x, target, weight, g, out } => {
+                pointwise_loss::loss_grad(gpu, f, by, (x, target, weight), g, out)
+            }
+            Kernel::Attention { q, k, v, mask, segments, spec, out, lse } => {
+                let operands = attention::Operands { q, k, v, mask, spec, segments };
+                attention::attention(gpu, operands, out, lse)
+            }
+            Kernel::AttentionDelta { o, g, delta } => attention::attention_delta(gpu, o, g, delta),
+            Kernel::AttentionGradKv { q, k, v, mask, segments, g, lse, delta, spec, dk, dv } => {
+                let operands = attention::Operands { q, k, v, mask, spec, segments };
+                attention::attention_grad_kv(gpu, operands, attention::Saved { g, lse, delta }, dk, dv)
+            }
+            Kernel::AttentionGradQ { q, k, v, mask, segments, g, lse, delta, spec, dq } => {
+                let operands = attention::Operands { q, k, v, mask, spec, segments };
+                attention::attention_grad_q(gpu, operands, attention::Saved { g, lse, delta }, dq)
+            }
+            Kernel::AttentionGradMask { q, k, v, mask, segments, g, lse, delta, spec, dmask } => {
+                let operands = attention::Operands { q, k, v, mask, spec, segments };
+                attention::attention_grad_mask(gpu, operands, attention::Saved { g, lse, delta }, dmask)
+            }
             Kernel::Reduce { f, x, out } => reduce::reduce(gpu, f, x, out),
             Kernel::ReduceGrad { f, x, y, g, out } => reduce::reduce_grad(gpu, f, (x, y), g, out),
             Kernel::SquaredNorm { x, out } => reduce::squared_norm(gpu, x, out),
