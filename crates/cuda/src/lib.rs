@@ -27,8 +27,10 @@ mod quantize;
 mod random;
 mod reduce;
 mod rows;
+mod scan;
 mod softmax;
 mod sort;
+mod window;
 
 use cross_entropy::Scores;
 use cublas::CublasLt;
@@ -195,11 +197,14 @@ impl Backend for Cuda {
             Kernel::AdamW { p, g, m, v, step, config, grad_scale } => {
                 optimizer::adamw(gpu, [p, g, m, v], step, config, grad_scale)
             }
-            _ => Err(Error::Unsupported {
-                kernel: kernel.name(),
-                device: self.name(),
-                reason: "there is no CUDA kernel for it; run this op on the cpu device".into(),
-            }),
+            Kernel::Scan { f, x, dim, out } => scan::scan(gpu, f, x, dim, out),
+            Kernel::CumprodGrad { x, g, dim, out } => scan::cumprod_grad(gpu, x, g, dim, out),
+            Kernel::Im2col { x, window, out } => window::im2col(gpu, x, window, out),
+            Kernel::Col2im { cols, window, out } => window::col2im(gpu, cols, window, out),
+            Kernel::MaxPool { x, window, out, index } => window::max_pool(gpu, x, window, out, index),
+            Kernel::MaxPoolGrad { index, g, window, out } => window::max_pool_grad(gpu, index, g, window, out),
+            Kernel::AvgPool { x, window, divisor, out } => window::avg_pool(gpu, x, window, divisor, out),
+            Kernel::AvgPoolGrad { g, window, divisor, out } => window::avg_pool_grad(gpu, g, window, divisor, out),
         }
     }
 }

@@ -6,6 +6,7 @@
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters};
 use crate::rows::{FOLD_BYTES, PACK, RowPlan, has_packed_rows};
+use crate::scan;
 use retape_core::kernel::Reduce;
 use retape_core::layout::{Shape, contiguous_strides};
 use retape_core::{DType, Result, Tensor};
@@ -285,6 +286,9 @@ pub(crate) fn reduce_grad(gpu: &Gpu, f: Reduce, (x, y): (&Tensor, &Tensor), g: &
         return Ok(());
     }
     let (kind, (reduced, kept)) = (Kind::of(f), split_dims(x, y));
+    if f == Reduce::Prod {
+        return scan::product_grad(gpu, name, x, g, (&kept, &reduced), true, out);
+    }
     let flat = |tensor: &Tensor| TensorArg::flat(gpu, name, tensor);
     let mut p = ReduceGrad {
         x: flat(x)?,
