@@ -93,7 +93,8 @@ fn build(compiler: &str, root: &Path, out: &Path) -> Result<(), String> {
             let names = kernel_names(compiler, &sources, &source)?;
             let unit = objects.join(format!("{file}.unit.cpp"));
             fs::write(&unit, registration(&source, &names)).unwrap();
-            fs::write(images.join(format!("{file}.fatbin")), format!("retape emulator: {}\n", names.join(" "))).unwrap();
+            fs::write(images.join(format!("{file}.fatbin")), format!("retape emulator: {}\n", names.join(" ")))
+                .unwrap();
             compile(&unit, &format!("{file}.unit"), &flags)
         } else {
             let file = &own[i - families.len()];
