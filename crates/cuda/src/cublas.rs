@@ -202,7 +202,6 @@ struct Loaded {
     workspace: usize,
     /// None where there is no algorithm.
     plans: Mutex<HashMap<Gemm, Option<Plan>>>,
-    _library: Library,
 }
 
 // SAFETY: the library's handle and descriptions may be used from any thread that has the context current; plans are made, and
@@ -221,12 +220,15 @@ impl Loaded {
         let names: Vec<PathBuf> = match std::env::var_os(VARIABLE) {
             Some(name) if name == "none" => return Ok(None),
             Some(name) => vec![name.into()],
+            // It calls NVIDIA's driver, whatever this process uses in its place.
+            None if !is_nvidias_driver() => return Ok(None),
             None => NAMES.iter().map(PathBuf::from).collect(),
         };
         // SAFETY: loading runs the library's initialisers; it is NVIDIA's, or what the user named as such.
         let Some(library) = names.iter().find_map(|name| unsafe { Library::new(name) }.ok()) else { return Ok(None) };
-        // SAFETY: the library is kept beside its functions.
+        // SAFETY: the library is never unloaded (it isn't made for that).
         let Ok(functions) = (unsafe { Functions::of(&library) }) else { return Ok(None) };
+        std::mem::forget(library);
         gpu.enter()?;
         let mut handle = null_mut();
         // SAFETY: writes the handle; a context is current.
@@ -234,9 +236,7 @@ impl Loaded {
             return Ok(None);
         }
         match gpu.allocate(WORKSPACE) {
-            Ok(workspace) => {
-                Ok(Some(Loaded { functions, handle, workspace, plans: Mutex::default(), _library: library }))
-            }
+            Ok(workspace) => Ok(Some(Loaded { functions, handle, workspace, plans: Mutex::default() })),
             Err(error) => {
                 // SAFETY: the handle was made above and is used no more.
                 unsafe { (functions.destroy)(handle) };
@@ -363,6 +363,11 @@ impl Functions {
             }
         }
     }
+}
+
+fn is_nvidias_driver() -> bool {
+    let name = retape_cuda_driver::library().ok().and_then(|path| path.file_name()?.to_str());
+    name.is_some_and(|name| name.starts_with("libcuda.so"))
 }
 
 /// The heuristics gave nothing; no status of the library's.
