@@ -17,18 +17,14 @@ fn main() {
     println!("cargo:rerun-if-changed={}", root.join("emulator/src").display());
     println!("cargo:rerun-if-changed={}", root.join("emulator/build.rs").display());
     println!("cargo:rerun-if-env-changed=CXX");
-    let built = find_compiler().and_then(|compiler| build(&compiler, &root, &out));
-    let text = match &built {
-        Ok(()) => format!("Ok({:?})", out.join("libcudaemu.so")),
-        Err(reason) => {
-            println!("cargo:warning=no CUDA emulator: {}", reason.lines().next().unwrap_or_default());
-            format!("Err({reason:?})")
-        }
-    };
-    let kernels = out.join("kernels");
+    let built = find_compiler().and_then(|compiler| build(&compiler, &root, &out).map(|()| compiler));
+    if let Err(reason) = &built {
+        println!("cargo:warning=no CUDA emulator: {}", reason.lines().next().unwrap_or_default());
+    }
+    let compiler = built.as_deref();
     fs::write(
         out.join("built.rs"),
-        format!("const LIBRARY: Result<&str, &str> = {text};\nconst KERNELS: &str = {kernels:?};\n"),
+        format!("const OUT: &str = {out:?};\nconst COMPILER: Result<&str, &str> = {compiler:?};\n"),
     )
     .unwrap();
 }
@@ -93,7 +89,8 @@ fn build(compiler: &str, root: &Path, out: &Path) -> Result<(), String> {
             let names = kernel_names(compiler, &sources, &source)?;
             let unit = objects.join(format!("{file}.unit.cpp"));
             fs::write(&unit, registration(&source, &names)).unwrap();
-            fs::write(images.join(format!("{file}.fatbin")), format!("retape emulator: {}\n", names.join(" "))).unwrap();
+            fs::write(images.join(format!("{file}.fatbin")), format!("retape emulator: {}\n", names.join(" ")))
+                .unwrap();
             compile(&unit, &format!("{file}.unit"), &flags)
         } else {
             let file = &own[i - families.len()];

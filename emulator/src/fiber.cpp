@@ -42,6 +42,23 @@ std::vector<char*>& free_stacks() {
 
 }  // namespace
 
+bool AsyncCopies::pop(size_t keep, AsyncCopy* copy) {
+    while (ends.size() - groups_done > keep) {
+        if (done < ends[groups_done]) {
+            *copy = copies[done++];
+            return true;
+        }
+        groups_done++;
+    }
+    if (groups_done >= 64) {  // forget what is done
+        copies.erase(copies.begin(), copies.begin() + static_cast<std::ptrdiff_t>(done));
+        ends.erase(ends.begin(), ends.begin() + static_cast<std::ptrdiff_t>(groups_done));
+        for (size_t& end : ends) end -= done;
+        done = groups_done = 0;
+    }
+    return false;
+}
+
 char* take_stack() {
     {
         std::lock_guard<std::mutex> lock(guard);
@@ -69,8 +86,7 @@ void give_stack(char* stack) {
 void prepare(Fiber* fiber, void (*entry)()) {
     if (with_asan()) __asan_unpoison_memory_region(fiber->stack, STACK_BYTES);  // an abandoned frame's redzones
     auto** top = reinterpret_cast<void**>(fiber->stack + STACK_BYTES);
-    *--top = nullptr;
-    *--top = nullptr;  // where entry would return to; it doesn't. Entered as if called: 8 past a multiple of 16
+    *--top = nullptr;  // where entry would return to; it doesn't. As after a call, the stack is 8 off a multiple of 16
     *--top = reinterpret_cast<void*>(entry);
     for (int i = 0; i < 6; i++) *--top = nullptr;
     fiber->stack_pointer = top;

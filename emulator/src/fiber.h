@@ -7,6 +7,16 @@ namespace emulator {
 
 constexpr size_t STACK_BYTES = 256 << 10;
 
+// The cp.async copies of one thread, oldest first, and how far its groups reach.
+struct AsyncCopies {
+    std::vector<AsyncCopy> copies;
+    std::vector<size_t> ends;       // of groups that were closed
+    size_t done = 0, groups_done = 0;
+
+    void clear() { copies.clear(), ends.clear(), done = groups_done = 0; }
+    bool pop(size_t keep, AsyncCopy* copy);
+};
+
 // A fiber: a stack, and the CUDA thread that runs on it now.
 struct Fiber {
     Thread view;  // first: `current` points here
@@ -15,9 +25,7 @@ struct Fiber {
     char* stack = nullptr;
     void* asan = nullptr;
     void* tsan = nullptr;
-    std::vector<AsyncCopy> open;                 // cp.async: since the last commit,
-    std::vector<std::vector<AsyncCopy>> groups;  // committed, oldest first,
-    std::vector<AsyncCopy> arriving;             // waited for
+    AsyncCopies copies;
 };
 
 // A stack with a page before it that can't be touched; and back, for the next that asks.

@@ -7,7 +7,7 @@
 use retape_core::Device;
 use std::path::{Path, PathBuf};
 
-// Written by build.rs: `LIBRARY`, the path of libcudaemu.so or why there is none, and `KERNELS`.
+// Written by build.rs: `OUT`, the folder that it has built in, and `COMPILER`, the g++ that it used or why it built nothing.
 include!(concat!(env!("OUT_DIR"), "/built.rs"));
 
 /// The emulated driver's library.
@@ -15,12 +15,25 @@ include!(concat!(env!("OUT_DIR"), "/built.rs"));
 /// # Errors
 /// Why it wasn't built: the emulator needs g++ 10 or later, or a kernel doesn't compile.
 pub fn library() -> Result<PathBuf, String> {
-    LIBRARY.map(PathBuf::from).map_err(str::to_owned)
+    compiler().map(|_| Path::new(OUT).join("libcudaemu.so"))
+}
+
+/// The g++ that the emulator was built with.
+///
+/// # Errors
+/// As [`library`].
+pub fn compiler() -> Result<&'static str, String> {
+    COMPILER.map_err(str::to_owned)
+}
+
+/// The emulator's own object files (`scheduler.o` and so on), for a program of C++ that runs kernels.
+pub fn objects() -> PathBuf {
+    Path::new(OUT).join("objects")
 }
 
 /// A folder with a stand-in for each kernels/*.cu's image.
 pub fn kernels() -> PathBuf {
-    PathBuf::from(KERNELS)
+    Path::new(OUT).join("kernels")
 }
 
 /// Whether tests are told to run on the real GPU.

@@ -133,7 +133,8 @@ private:
     int waiting_ = 0, votes_ = 0, last_votes_ = 0;
     Place barrier_{};
 
-    // Fibers: idle ones wait in `ended`; under TSan number i belongs to thread i. Owned by all_.
+    // Fibers: idle ones wait in `ended`. Under TSan, which takes what one fiber does for ordered, thread i has number i in
+    // every second block, and i + count_ in the others.
     std::vector<std::unique_ptr<Fiber>> all_;
     std::vector<Fiber*> idle_;
     void* launcher_stack_pointer_ = nullptr;
@@ -209,7 +210,7 @@ void Scheduler::leave(Fiber* fiber) {
 }
 
 Fiber* Scheduler::fresh_fiber(int index) {
-    if (with_tsan()) return all_[index].get();
+    if (with_tsan()) return all_[index + (block_number_ % 2 == 0 ? count_ : 0)].get();
     if (idle_.empty()) {
         all_.push_back(std::make_unique<Fiber>());
         Fiber* fiber = all_.back().get();
@@ -241,6 +242,7 @@ void Scheduler::go(Fiber* from, int to) {
 
 // Lets others run until this thread can go on.
 void Scheduler::wait(Fiber* fiber, int from) {
+    if (with_tsan()) __tsan_release(&finished_);  // for the launcher, should nobody come back here
     const int next = pick(from);
     if (next < 0) stop(Fault::failed, deadlock());
     go(fiber, next);
@@ -272,7 +274,7 @@ void Scheduler::ended(Fiber* fiber) {
     slots_[index].state = State::done;
     clear(index);
     living_--;
-    fiber->open.clear(), fiber->groups.clear(), fiber->arriving.clear();
+    fiber->copies.clear();
     Warp& warp = warps_[index >> 5];
     warp.living &= ~(1u << (index & 31));
     for (size_t i = 0; i < warp.meetings.size(); i++) {
@@ -290,15 +292,10 @@ void Scheduler::ended(Fiber* fiber) {
     }
     const int next = pick(index);
     if (next < 0) stop(Fault::failed, deadlock());
-    if (with_tsan()) {
-        if (next == index) begin(fiber, next);
-        else go(fiber, next);
-        return;
-    }
-    if (slots_[next].state == State::fresh) {
+    if (slots_[next].state == State::fresh && !with_tsan()) {
         begin(fiber, next);
     } else {
-        idle_.push_back(fiber);
+        if (!with_tsan()) idle_.push_back(fiber);
         go(fiber, next);
     }
 }
@@ -429,7 +426,7 @@ Outcome Scheduler::run(const Kernel& kernel, dim3 blocks, dim3 threads, size_t s
     warps_.resize((count_ + 31) / 32);
     shared_.prepare(shared_bytes);
     if (with_tsan()) {
-        while (static_cast<int>(all_.size()) < count_) {
+        while (all_.size() < 2 * static_cast<size_t>(count_)) {
             all_.push_back(std::make_unique<Fiber>());
             all_.back()->stack = take_stack();
             prepare(all_.back().get(), entry);
@@ -451,7 +448,7 @@ Outcome Scheduler::run(const Kernel& kernel, dim3 blocks, dim3 threads, size_t s
         idle_.clear();
         for (auto& one : all_) {
             prepare(one.get(), entry);
-            one->open.clear(), one->groups.clear(), one->arriving.clear();
+            one->copies.clear();
             if (one->tsan) {
                 __tsan_destroy_fiber(one->tsan);
                 one->tsan = __tsan_create_fiber(0);
@@ -466,6 +463,7 @@ Outcome Scheduler::run(const Kernel& kernel, dim3 blocks, dim3 threads, size_t s
 
 void Scheduler::stop(Fault fault, const std::string& reason) {
     outcome_ = {fault, reason};
+    if (with_tsan()) __tsan_release(&finished_);
     leave(self());
     abort();  // nobody comes back to this fiber as it was
 }
@@ -507,23 +505,12 @@ void fail(const char* reason, Place at) {
     scheduler.stop(Fault::failed, std::string(reason) + ", " + scheduler.where(at));
 }
 
-void async_push(const AsyncCopy& copy) { Scheduler::self()->open.push_back(copy); }
+void async_push(const AsyncCopy& copy) { Scheduler::self()->copies.copies.push_back(copy); }
 void async_commit() {
-    Fiber* fiber = Scheduler::self();
-    fiber->groups.push_back(std::move(fiber->open));
-    fiber->open.clear();
+    AsyncCopies& mine = Scheduler::self()->copies;
+    mine.ends.push_back(mine.copies.size());
 }
-bool async_pop(int keep, AsyncCopy* copy) {
-    Fiber* fiber = Scheduler::self();
-    while (fiber->arriving.empty() && static_cast<int>(fiber->groups.size()) > keep) {
-        fiber->arriving = std::move(fiber->groups.front());
-        fiber->groups.erase(fiber->groups.begin());
-    }
-    if (fiber->arriving.empty()) return false;
-    *copy = fiber->arriving.back();
-    fiber->arriving.pop_back();
-    return true;
-}
+bool async_pop(int keep, AsyncCopy* copy) { return Scheduler::self()->copies.pop(static_cast<size_t>(keep), copy); }
 
 void at_fault(uintptr_t address, uintptr_t instruction) {
     Scheduler& scheduler = mine();

@@ -3,7 +3,7 @@
 #include "halves.h"
 #include "runtime.h"
 
-// Code that reads other lanes' operands, which the scheduler has ordered in a way that TSan isn't told of.
+// Of functions that read other lanes' operands, which the scheduler has ordered in a way that TSan isn't told of.
 #define EMULATOR_UNSEEN __attribute__((no_sanitize("thread")))
 
 inline void __syncthreads(EMULATOR_HERE) { emulator::barrier(false, at); }
@@ -136,17 +136,18 @@ struct Matrices {
     uint16_t row[8];
     uint32_t out[4];
 };
+EMULATOR_UNSEEN inline uint32_t element_of(void* const* data, int matrix, int row, int column) {
+    return static_cast<const Matrices*>(data[8 * matrix + row])->row[column];
+}
 template <bool transposed>
 EMULATOR_UNSEEN void load_together(void* const* data, uint32_t lanes, Place at) {
     if (lanes != ALL_LANES) fail("ldmatrix takes all 32 lanes", at);
     for (int lane = 0; lane < 32; lane++) {
         const int i = lane / 4, j = 2 * (lane % 4);
         for (int m = 0; m < 4; m++) {
-            auto element = [&](int row, int column) {
-                return uint32_t(static_cast<const Matrices*>(data[8 * m + row])->row[column]);
-            };
-            static_cast<Matrices*>(data[lane])->out[m] =
-                transposed ? element(j, i) | element(j + 1, i) << 16 : element(i, j) | element(i, j + 1) << 16;
+            const uint32_t low = transposed ? element_of(data, m, j, i) : element_of(data, m, i, j);
+            const uint32_t high = transposed ? element_of(data, m, j + 1, i) : element_of(data, m, i, j + 1);
+            static_cast<Matrices*>(data[lane])->out[m] = low | high << 16;
         }
     }
 }
