@@ -2,7 +2,7 @@
 
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters};
-use retape_core::kernel::{AttentionSpec, RandomStream};
+use retape_core::kernel::{AttentionSpec, RandomStream, Segments};
 use retape_core::{DType, Error, Result, Tensor};
 
 /// Queries or keys of a tile of the SIMT kernels, and their threads.
@@ -52,18 +52,6 @@ struct Delta {
 }
 // SAFETY: the fields of `AttentionDelta` in kernels/attention_simt.cu.
 unsafe impl Parameters for Delta {}
-
-/// Sequences of any length, one behind the other in tensors of batch 1.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Segments<'a> {
-    /// Where each sequence of queries begins, and last where all end: i32, contiguous, rising, from 0 to the number of
-    /// queries. Likewise for keys.
-    pub cumulative_q: &'a Tensor,
-    pub cumulative_k: &'a Tensor,
-    /// At least as long as the longest sequence.
-    pub longest_q: usize,
-    pub longest_k: usize,
-}
 
 /// What all passes read.
 #[derive(Debug, Clone, Copy)]
@@ -133,11 +121,13 @@ impl<'a> Call<'a> {
             aligned: 0,
         };
         if let Some(segments) = segments {
-            parameters.cumulative_q = TensorArg::plain(gpu, name, segments.cumulative_q)?.data;
-            parameters.cumulative_k = TensorArg::plain(gpu, name, segments.cumulative_k)?.data;
-            parameters.sequences = segments.cumulative_q.len() as i64 - 1;
-            parameters.longest_q = segments.longest_q as i64;
-            parameters.longest_k = segments.longest_k as i64;
+            let table = |bounds: &[usize]| gpu.table(&bounds.iter().map(|&bound| bound as i32).collect::<Vec<_>>());
+            let longest = |bounds: &[usize]| bounds.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0) as i64;
+            parameters.cumulative_q = table(segments.queries)?;
+            parameters.cumulative_k = table(segments.keys)?;
+            parameters.sequences = segments.queries.len() as i64 - 1;
+            parameters.longest_q = longest(segments.queries);
+            parameters.longest_k = longest(segments.keys);
         }
         let mut call = Call { gpu, name, operands, parameters, uniform: true };
         for (bit, tensor) in [(0, q), (1, k), (2, v)] {
