@@ -145,7 +145,7 @@ private:
     void* launcher_tsan_ = nullptr;
 
     // Tags that tell TSan what is ordered.
-    char began_, finished_, barrier_tag_[2];
+    char began_, finished_, again_, barrier_tag_[2];
     int barrier_turn_ = 0;
 };
 
@@ -260,7 +260,7 @@ void Scheduler::live() {
     for (;;) {
         if (with_tsan()) {
             __tsan_acquire(&began_);
-            if (shared_.reused()) __tsan_acquire(&finished_);
+            __tsan_acquire(&again_);
         }
         kernel_->call(parameters_);
         if (with_tsan()) __tsan_release(&finished_);
@@ -395,6 +395,10 @@ bool Scheduler::next_block() {
     block_ = {static_cast<unsigned>(number % blocks_.x), static_cast<unsigned>(number / blocks_.x % blocks_.y),
               static_cast<unsigned>(number / blocks_.x / blocks_.y)};
     shared_.next_block();
+    if (shared_.reused()) {
+        __tsan_acquire(&finished_);
+        __tsan_release(&again_);
+    }
     living_ = count_;
     waiting_ = votes_ = 0;
     for (int i = 0; i < count_; i++) slots_[i].state = State::fresh;
@@ -516,15 +520,15 @@ bool async_pop(int keep, AsyncCopy* copy) { return Scheduler::self()->copies.pop
 void at_fault(uintptr_t address, uintptr_t instruction) {
     Scheduler& scheduler = mine();
     Dl_info library{};
-    char text[200];
     dladdr(reinterpret_cast<void*>(instruction), &library);
-    const auto offset = instruction - reinterpret_cast<uintptr_t>(library.dli_fbase);
-    if (address == 0) snprintf(text, sizeof text, "a misaligned vector access, or an address that can't be");
-    else snprintf(text, sizeof text, "an access to %#zx, where there is no memory", static_cast<size_t>(address));
+    const size_t offset = instruction - reinterpret_cast<uintptr_t>(library.dli_fbase);
+    char text[200];
+    if (address == 0) snprintf(text, sizeof text, "a misaligned vector access, or an address that can't be, instruction %#zx", offset);
+    else snprintf(text, sizeof text, "an access to %#zx, where there is no memory, instruction %#zx", size_t(address), offset);
     const Thread& thread = Scheduler::self()->view;
     scheduler.stop(address == 0 ? Fault::misaligned : Fault::illegal_address,
-                   std::string(text) + ", instruction " + std::to_string(offset) + " of the emulator's library, block " +
-                       emulator::text(thread.block) + ", thread " + emulator::text(thread.thread));
+                   std::string(text) + " of " + library.dli_fname + ", block " + emulator::text(thread.block) + ", thread " +
+                       emulator::text(thread.thread));
 }
 
 }  // namespace emulator

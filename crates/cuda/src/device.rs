@@ -408,9 +408,12 @@ impl Gpu {
 }
 
 impl Drop for Gpu {
+    /// The last handle may go in a thread that never used the device; without its context nothing would be given back.
     fn drop(&mut self) {
-        let range = std::mem::take(self.workspace.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
-        self.release(range.address);
+        let _ = self.enter();
+        let workspace = std::mem::take(self.workspace.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        let tables = std::mem::take(self.tables.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        tables.into_values().chain([workspace.address]).for_each(|address| self.release(address));
     }
 }
 
