@@ -341,6 +341,13 @@ impl Gpu {
     }
 }
 
+impl Drop for Gpu {
+    /// The last handle may go in a thread that never used the device; without its context nothing would be given back.
+    fn drop(&mut self) {
+        let _ = self.enter();
+    }
+}
+
 /// Asks the driver whether a kernel takes exactly one parameter of this size. Drivers before CUDA 12.4 can't tell.
 fn check_parameters(function: sys::CUfunction, kernel: &str, bytes: usize) -> std::result::Result<(), String> {
     type ParamInfo = unsafe extern "C" fn(sys::CUfunction, usize, *mut usize, *mut usize) -> sys::CUresult;
