@@ -63,6 +63,11 @@ DEVICE void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+// Stores 16 bytes at once; `to` is 16-byte aligned global memory. (The compiler takes some structs' stores apart.)
+DEVICE void store16(void* to, const uint32_t (&x)[4]) {
+    asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+}
+
 // 2^x within 2 units of the last place, denormals flushed; 0 at -inf.
 DEVICE float exp2_approx(float x) {
     float y;
@@ -71,6 +76,8 @@ DEVICE float exp2_approx(float x) {
 }
 #else
 #include "emulator.h"
+struct alignas(16) SixteenBytes { uint32_t word[4]; };
+DEVICE void store16(void* to, const uint32_t (&x)[4]) { *static_cast<SixteenBytes*>(to) = {{x[0], x[1], x[2], x[3]}}; }
 #endif
 
 typedef __nv_bfloat16 bf16;

@@ -130,8 +130,8 @@ DEVICE void quantize_by_lanes(const Quantize& p) {
     for (int64_t first = start * together; first < count; first += warps * together)
         quantize_group<C, 1>(p, first + lane / lanes, lane % lanes, lanes, fold);
 }
-KERNEL __launch_bounds__(256) quantize_f32(const Quantize p) { quantize_by_lanes<float>(p); }
-KERNEL __launch_bounds__(256) quantize_f64(const Quantize p) { quantize_by_lanes<double>(p); }
+KERNEL __launch_bounds__(256, 3) quantize_f32(const Quantize p) { quantize_by_lanes<float>(p); }
+KERNEL __launch_bounds__(256, 1) quantize_f64(const Quantize p) { quantize_by_lanes<double>(p); }
 
 template <class C>
 DEVICE void quantize_by_blocks(const Quantize& p) {
@@ -140,8 +140,8 @@ DEVICE void quantize_by_blocks(const Quantize& p) {
     for (int64_t number = blockIdx.x; number < p.rows * p.groups; number += gridDim.x)
         quantize_group<C, 4>(p, number, threadIdx.x, blockDim.x, fold);
 }
-KERNEL __launch_bounds__(256) quantize_block_f32(const Quantize p) { quantize_by_blocks<float>(p); }
-KERNEL __launch_bounds__(256) quantize_block_f64(const Quantize p) { quantize_by_blocks<double>(p); }
+KERNEL __launch_bounds__(256, 2) quantize_block_f32(const Quantize p) { quantize_by_blocks<float>(p); }
+KERNEL __launch_bounds__(256, 1) quantize_block_f64(const Quantize p) { quantize_by_blocks<double>(p); }
 
 struct Dequantize {
     Tensor q, scales, out;  // as in Quantize
