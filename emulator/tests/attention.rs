@@ -3,7 +3,7 @@
 //! Tensors lie in storage full of NaN, in several layouts; outputs are NaN before, and what lies around them has to stay.
 
 use half::{bf16, f16};
-use retape_core::kernel::{AttentionSpec, RandomStream};
+use retape_core::kernel::{AttentionSpec, RandomStream, Segments};
 use retape_core::{DType, Device, Kernel, Tensor};
 
 /// Relative distances (of L2 norms) allowed to results of a dtype. Of 16 bits, the weights and score gradients are rounded
@@ -35,6 +35,11 @@ enum Layout {
 const LAYOUTS: [Layout; 5] = [Layout::Plain, Layout::Fused, Layout::HeadsFirst, Layout::Odd, Layout::Columns];
 
 impl Layout {
+    fn next(self) -> Layout {
+        let i = LAYOUTS.iter().position(|&layout| layout == self).unwrap();
+        LAYOUTS[(i + 1) % LAYOUTS.len()]
+    }
+
     /// Strides, offset and length of the storage, in elements.
     fn of(self, [b, t, h, d]: [usize; 4]) -> ([usize; 4], usize, usize) {
         let (strides, offset): ([usize; 4], usize) = match self {
@@ -149,6 +154,8 @@ struct Case {
     layout: Layout,
     /// Factor on q.
     spread: f64,
+    /// Bounds of queries and keys.
+    segments: Option<(&'static [usize], &'static [usize])>,
 }
 
 const PLAIN: Case = Case {
@@ -163,6 +170,7 @@ const PLAIN: Case = Case {
     mask: MaskKind::None,
     layout: Layout::Plain,
     spread: 1.0,
+    segments: None,
 };
 
 /// Numbers in about [-1.7, 1.7], of variance 1.
@@ -228,13 +236,14 @@ impl Case {
     /// told that delta is 0: gradients of the size of what is subtracted from each other, by which they are compared (a row
     /// that sees one key has gradient 0, but for rounding).
     fn run(&self, device: &Device, dtype: DType, layout: Layout, subtract: bool) -> Results {
-        let place = |seed: u64, shape: [usize; 4], factor: f64| {
+        let place = |seed: u64, shape: [usize; 4], factor: f64, layout: Layout| {
             let values = random(seed, shape.iter().product());
             let values: Vec<f64> = values.into_iter().map(|x| self.round(x * factor)).collect();
             Placed::new(device, dtype, shape, layout, Some(&values))
         };
-        let (q, k) = (place(1, self.q_shape(), self.spread), place(2, self.k_shape(), 1.0));
-        let (v, g) = (place(3, self.v_shape(), 1.0), place(4, self.out_shape(), 1.0));
+        let (q, k) = (place(1, self.q_shape(), self.spread, layout), place(2, self.k_shape(), 1.0, layout));
+        // The gradient of the output needn't lie as the output.
+        let (v, g) = (place(3, self.v_shape(), 1.0, layout), place(4, self.out_shape(), 1.0, layout.next()));
         let output = |shape| Placed::new(device, dtype, shape, layout, None);
         let (out, dq) = (output(self.out_shape()), output(self.q_shape()));
         let (dk, dv) = (output(self.k_shape()), output(self.v_shape()));
@@ -249,6 +258,7 @@ impl Case {
         let mask = self.mask(device, dtype);
         let scores = [self.batch, self.heads.0, self.times.0, self.times.1];
         let repeated = mask.map(|mask| mask.view.expand(&scores).unwrap());
+        let segments = self.segments.map(|(queries, keys)| Segments { queries, keys });
         let spec = AttentionSpec {
             scale: 1.0 / (self.sizes.0 as f64).sqrt(),
             causal: self.causal,
@@ -264,16 +274,16 @@ impl Case {
             let [out, lse, delta] = [&out.view, &lse.view, &delta.view];
             let [dq, dk, dv] = [&dq.view, &dk.view, &dv.view];
             let mask = repeated.as_ref();
-            run(Kernel::Attention { q, k, v, mask, spec, out, lse });
+            run(Kernel::Attention { q, k, v, mask, segments, spec, out, lse });
             run(Kernel::AttentionDelta { o: out, g, delta });
             if !subtract {
                 run(Kernel::Fill { value: 0.0, out: delta });
             }
-            run(Kernel::AttentionGradKv { q, k, v, mask, g, lse, delta, spec, dk, dv });
-            run(Kernel::AttentionGradQ { q, k, v, mask, g, lse, delta, spec, dq });
+            run(Kernel::AttentionGradKv { q, k, v, mask, segments, g, lse, delta, spec, dk, dv });
+            run(Kernel::AttentionGradQ { q, k, v, mask, segments, g, lse, delta, spec, dq });
             if let Some(dmask) = &dmask {
                 let dmask = &dmask.view;
-                run(Kernel::AttentionGradMask { q, k, v, mask, g, lse, delta, spec, dmask });
+                run(Kernel::AttentionGradMask { q, k, v, mask, segments, g, lse, delta, spec, dmask });
             }
         }
         let mut outputs = vec![("out", out), ("lse", lse), ("delta", delta), ("dq", dq), ("dk", dk), ("dv", dv)];
@@ -394,7 +404,7 @@ fn options() {
                         mask,
                         dropout,
                         layout: LAYOUTS[n % 5],
-                        spread: 1.0,
+                        ..PLAIN
                     };
                     case.check(&device);
                     n += 1;
@@ -413,6 +423,36 @@ fn every_mma_kernel() {
             for dropout in [0.0, 0.1] {
                 let case = Case { dtype, times: (150, 200), sizes: (size, size), causal: true, dropout, ..PLAIN };
                 case.check(&device);
+            }
+        }
+    }
+}
+
+/// Sequences of many lengths in one, some empty, some without keys.
+#[test]
+fn ragged() {
+    let device = retape_cuda_emulator::device();
+    let bounds: [(&[usize], &[usize]); 2] =
+        [(&[0, 70, 70, 73, 140], &[0, 65, 80, 80, 150]), (&[0, 5, 135, 140, 140], &[0, 5, 135, 140, 150])];
+    let mut n = 0;
+    for dtype in DTYPES {
+        for segments in bounds {
+            for (mask, dropout) in [(MaskKind::None, 0.0), (MaskKind::Adds, 0.0), (MaskKind::AddsToKeys, 0.2)] {
+                let case = Case {
+                    dtype,
+                    times: (140, 150),
+                    heads: (2, 1 + n % 2),
+                    sizes: [(16, 16), (64, 64), (20, 20), (136, 136)][n % 4],
+                    causal: (n + n / 3) % 3 > 0,
+                    window: Some(50).filter(|_| (n + n / 3) % 3 > 1),
+                    mask,
+                    dropout,
+                    layout: LAYOUTS[n % 5],
+                    segments: Some(segments),
+                    ..PLAIN
+                };
+                case.check(&device);
+                n += 1;
             }
         }
     }
