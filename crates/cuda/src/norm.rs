@@ -95,7 +95,7 @@ pub(crate) fn layer_norm(gpu: &Gpu, normed: Normed<'_>, bias: Option<&Tensor>, e
     let plan = RowPlan::new(rows, width, &[&x, &out_arg, &weight, &bias]);
     let (mean, rstd) = (numbers(gpu, name, normed.mean)?, numbers(gpu, name, Some(normed.rstd))?);
     let p = LayerNorm { plan, x, weight, bias, out: out_arg, mean, rstd, eps };
-    gpu.launch(plan.launch(&kernel_for(name, normed.x)), &p)
+    gpu.launch(plan.launch(&plan.kernel(name, normed.x)), &p)
 }
 
 pub(crate) fn layer_norm_grad(gpu: &Gpu, normed: Normed<'_>, g: &Tensor, out: &Tensor) -> Result<()> {
@@ -106,7 +106,7 @@ pub(crate) fn layer_norm_grad(gpu: &Gpu, normed: Normed<'_>, g: &Tensor, out: &T
     let plan = RowPlan::new(rows, width, &[&x, &g, &out, &weight]);
     let (mean, rstd) = (numbers(gpu, name, normed.mean)?, numbers(gpu, name, Some(normed.rstd))?);
     let p = LayerNormGrad { plan, x, weight, mean, rstd, g, out };
-    gpu.launch(plan.launch(&kernel_for(name, normed.x)), &p)
+    gpu.launch(plan.launch(&plan.kernel(name, normed.x)), &p)
 }
 
 pub(crate) fn layer_norm_param_grad(
@@ -119,7 +119,8 @@ pub(crate) fn layer_norm_param_grad(
     let name = "layer_norm_param_grad";
     let (rows, width) = extent(normed.x);
     let (x, g) = (TensorArg::rows(gpu, name, normed.x)?, TensorArg::rows(gpu, name, g)?);
-    let plan = RowPlan::new(rows, width, &[&x, &g]);
+    // Each thread has its own columns, a pack of them: fewer than 32 lanes may lie along a row.
+    let plan = RowPlan { interleaved: 0, ..RowPlan::new(rows, width, &[&x, &g]) };
     let lanes = width.div_ceil(PACK).next_power_of_two().min(32);
     let strips = width.div_ceil(lanes * PACK);
     let wanted = (BLOCKS / strips.max(1)).max(1);
