@@ -5,8 +5,7 @@
 // and rstd depend on every x of the row: dx = rstd (e - mean(e) - xhat mean(e xhat)).
 //
 // Gradients of weight and bias are sums over rows, in two stages: a block sums some rows of up to 256 columns, a thread for
-// PACK columns and every few rows, and leaves its sums in the workspace; then a thread for each column adds these up in their
-// order, in f64.
+// PACK columns and every few rows, and leaves its sums in the workspace; then these are added up, in f64.
 #include "rows.cuh"
 
 struct LayerNorm {
@@ -165,18 +164,27 @@ struct LayerNormParamSum {
     int64_t width, pieces;
 };
 
+// A block for 32 columns: each warp adds every few pieces of these, then the first adds up the warps'. Shared memory: 8 bytes
+// for each thread.
 template <class C>
 DEVICE void layer_norm_param_sum(const LayerNormParamSum& p) {
+    SHARED_MEMORY(memory);
+    double* shared = reinterpret_cast<double*>(memory);
     const C* parts = static_cast<const C*>(p.parts);
-    const int64_t step = int64_t(gridDim.x) * blockDim.x;
-    for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < 2 * p.width; i += step) {
-        const int which = i >= p.width;
-        const Tensor& out = which ? p.dbias : p.dweight;
-        if (!out.present()) continue;
-        const int64_t column = i - which * p.width;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+    for (int64_t start = int64_t(blockIdx.x) * 32; start < 2 * p.width; start += int64_t(gridDim.x) * 32) {
+        const int64_t i = start + lane, which = i >= p.width, column = i - which * p.width;
         double total = 0;
-        for (int64_t k = 0; k < p.pieces; k++) total += parts[(k * 2 + which) * p.width + column];
-        store(out, out.offset(column), C(total));
+        if (i < 2 * p.width)
+            for (int64_t k = warp; k < p.pieces; k += warps) total += parts[k * 2 * p.width + i];
+        shared[threadIdx.x] = total;
+        __syncthreads();
+        const Tensor& out = which ? p.dbias : p.dweight;
+        if (warp == 0 && i < 2 * p.width && out.present()) {
+            for (int w = 1; w < warps; w++) total += shared[w * 32 + lane];
+            store(out, out.offset(column), C(total));
+        }
+        __syncthreads();
     }
 }
 KERNEL layer_norm_param_sum_f32(const LayerNormParamSum p) { layer_norm_param_sum<float>(p); }

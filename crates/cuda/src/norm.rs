@@ -12,7 +12,9 @@ use retape_core::{DType, Result, Tensor};
 const THREADS: usize = 256;
 /// Fewest rows of a piece.
 const ROWS: usize = 64;
-/// Blocks that rows are cut for.
+/// Rows that a thread adds up by itself.
+const ADDED: usize = 128;
+/// Blocks that rows are cut for: some for each multiprocessor of a large GPU.
 const BLOCKS: usize = 512;
 
 #[derive(Debug, Clone, Copy)]
@@ -124,7 +126,7 @@ pub(crate) fn layer_norm_param_grad(
     let lanes = width.div_ceil(PACK).next_power_of_two().min(32);
     let strips = width.div_ceil(lanes * PACK);
     let wanted = (BLOCKS / strips.max(1)).max(1);
-    let piece = rows.div_ceil(wanted).max(ROWS);
+    let piece = rows.div_ceil(wanted).max(ROWS).min(ADDED * (THREADS / lanes));
     let pieces = rows.div_ceil(piece);
     let number = if normed.x.dtype() == DType::F64 { 8 } else { 4 };
     let workspace = gpu.workspace(pieces * 2 * width * number)?;
@@ -137,6 +139,7 @@ pub(crate) fn layer_norm_param_grad(
     gpu.launch(Launch { kernel: &kernel, grid: blocks(strips * pieces, 1), block: THREADS as u32, shared }, &p)?;
     let (dweight, dbias) = (numbers(gpu, name, dweight)?, numbers(gpu, name, dbias)?);
     let kernel = kernel_for("layer_norm_param_sum", normed.x);
-    let launch = Launch { kernel: &kernel, grid: blocks(2 * width, THREADS), block: THREADS as u32, shared: 0 };
+    let launch =
+        Launch { kernel: &kernel, grid: blocks(2 * width, 32), block: THREADS as u32, shared: (THREADS * 8) as u32 };
     gpu.launch(launch, &LayerNormParamSum { dweight, dbias, parts, width: width as i64, pieces: pieces as i64 })
 }
