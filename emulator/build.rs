@@ -82,6 +82,10 @@ fn build(compiler: &str, root: &Path, out: &Path) -> Result<(), String> {
     if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
         flags.extend(["-mavx2", "-mfma"]);
     }
+    // For scripts/sanitize-kernels.sh, which compiles the units again.
+    let folders = [sources.display(), kernels.display()].map(|folder| format!("-I{folder}"));
+    let all: Vec<&str> = COMMON.iter().chain(&flags).copied().chain(folders.iter().map(String::as_str)).collect();
+    fs::write(objects.join("flags"), all.join("\n")).unwrap();
     in_parallel(own.len() + families.len(), |i| {
         // The kernels first: they take longest.
         if let Some(file) = families.get(i) {

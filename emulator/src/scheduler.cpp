@@ -57,16 +57,16 @@ std::string text(Place at) { return std::string(at.file) + ":" + std::to_string(
 
 // Lanes of one warp that wait for each other.
 struct Meeting {
-    uint32_t mask = 0, arrived = 0;
-    Together together = nullptr;
-    bool orders_memory = false;
-    const char* name = nullptr;
-    Place at{};
+    uint32_t mask, arrived;  // no mask: nobody waits
+    Together together;
+    const char* name;
+    Place at;
     void* data[32];
 };
 struct Warp {
     uint32_t living = 0;
-    std::vector<Meeting> meetings;  // of disjoint masks; mostly one
+    Meeting meetings[32] = {};      // of disjoint masks; mostly one,
+    int used = 0;                   // the first of them
     char tag[2];                    // TSan: what __syncwarp orders, in turns
     int turn = 0;
 };
@@ -106,7 +106,7 @@ private:
     int start() const { return order_ == Order::reverse ? count_ : -1; }
     uint64_t random();
     void release_barrier();
-    void complete(Warp& warp, size_t meeting, int first);
+    void complete(Meeting& meeting, int first);
     void switch_to(void** save, void** save_asan, Fiber* to);
     void arrive(void* asan);
     std::string deadlock();
@@ -145,7 +145,7 @@ private:
     void* launcher_tsan_ = nullptr;
 
     // Tags that tell TSan what is ordered.
-    char began_, finished_, barrier_tag_[2];
+    char began_, finished_, again_, barrier_tag_[2];
     int barrier_turn_ = 0;
 };
 
@@ -260,7 +260,7 @@ void Scheduler::live() {
     for (;;) {
         if (with_tsan()) {
             __tsan_acquire(&began_);
-            if (shared_.reused()) __tsan_acquire(&finished_);
+            __tsan_acquire(&again_);
         }
         kernel_->call(parameters_);
         if (with_tsan()) __tsan_release(&finished_);
@@ -277,12 +277,11 @@ void Scheduler::ended(Fiber* fiber) {
     fiber->copies.clear();
     Warp& warp = warps_[index >> 5];
     warp.living &= ~(1u << (index & 31));
-    for (size_t i = 0; i < warp.meetings.size(); i++) {
-        const Meeting& meeting = warp.meetings[i];
-        if (meeting.arrived == (meeting.mask & warp.living)) {
-            complete(warp, i, index & ~31);
-            break;
-        }
+    for (int i = 0; i < warp.used; i++) {
+        Meeting& meeting = warp.meetings[i];
+        if (meeting.mask == 0 || meeting.arrived != (meeting.mask & warp.living)) continue;
+        complete(meeting, index & ~31);
+        break;
     }
     if (living_ > 0 && waiting_ == living_) release_barrier();
     if (living_ == 0 && !next_block()) {
@@ -334,9 +333,8 @@ int Scheduler::barrier(bool vote, Place at) {
 }
 
 // All lanes that are left have come: makes what they make together, and lets them go on.
-void Scheduler::complete(Warp& warp, size_t number, int first) {
-    const Meeting meeting = warp.meetings[number];
-    warp.meetings.erase(warp.meetings.begin() + static_cast<std::ptrdiff_t>(number));
+void Scheduler::complete(Meeting& meeting, int first) {
+    meeting.mask = 0;
     for (uint32_t lanes = meeting.arrived; lanes; lanes &= lanes - 1) {
         const int i = first + __builtin_ctz(lanes);
         slots_[i].state = State::runnable;
@@ -351,20 +349,23 @@ void Scheduler::meet(uint32_t mask, void* data, Together together, bool orders_m
     const uint32_t lane = 1u << (index & 31);
     Warp& warp = warps_[index >> 5];
     if ((mask & lane) == 0) stop(Fault::failed, std::string(name) + ": the mask leaves out a lane that calls, " + where(at));
-    size_t number = 0;
-    while (number < warp.meetings.size() && (warp.meetings[number].mask & mask) == 0) number++;
-    if (number == warp.meetings.size()) {
-        warp.meetings.emplace_back();
-        Meeting& fresh = warp.meetings.back();
-        fresh.mask = mask, fresh.together = together, fresh.orders_memory = orders_memory, fresh.name = name, fresh.at = at;
+    Meeting* found = nullptr;
+    for (int i = 0; i < warp.used && found == nullptr; i++)
+        if (warp.meetings[i].mask & mask) found = &warp.meetings[i];
+    if (found == nullptr) {
+        int free = 0;
+        while (free < warp.used && warp.meetings[free].mask != 0) free++;
+        if (free == warp.used) warp.used++;
+        found = &warp.meetings[free];
+        found->mask = mask, found->arrived = 0, found->together = together, found->name = name, found->at = at;
     }
-    Meeting& meeting = warp.meetings[number];
+    Meeting& meeting = *found;
     if (meeting.together != together || !same(meeting.at, at))
         stop(Fault::failed, "lanes of a warp are at different operations: one at " + std::string(meeting.name) + " in " +
                                 text(meeting.at) + ", another at " + name + " " + where(at));
     if (meeting.mask != mask) stop(Fault::failed, std::string(name) + ": lanes of a warp give different masks, " + where(at));
     // TSan: a tag for both turns of a warp, as some may still be on their way out of the last.
-    char* tag = &warp.tag[meeting.orders_memory ? warp.turn : 0];
+    char* tag = &warp.tag[warp.turn];
     if (with_tsan() && orders_memory) __tsan_release(tag);
     meeting.data[index & 31] = data;
     meeting.arrived |= lane;
@@ -375,7 +376,7 @@ void Scheduler::meet(uint32_t mask, void* data, Together together, bool orders_m
     const bool last = meeting.arrived == (mask & warp.living);
     if (last) {
         if (orders_memory) warp.turn ^= 1;
-        complete(warp, number, first);
+        complete(meeting, first);
     }
     wait(fiber, !last ? index : order_ == Order::reverse ? first + 32 : first - 1);
     if (with_tsan() && orders_memory) __tsan_acquire(tag);
@@ -394,6 +395,10 @@ bool Scheduler::next_block() {
     block_ = {static_cast<unsigned>(number % blocks_.x), static_cast<unsigned>(number / blocks_.x % blocks_.y),
               static_cast<unsigned>(number / blocks_.x / blocks_.y)};
     shared_.next_block();
+    if (shared_.reused()) {
+        __tsan_acquire(&finished_);
+        __tsan_release(&again_);
+    }
     living_ = count_;
     waiting_ = votes_ = 0;
     for (int i = 0; i < count_; i++) slots_[i].state = State::fresh;
@@ -404,7 +409,7 @@ bool Scheduler::next_block() {
     for (size_t w = 0; w < warps_.size(); w++) {
         const int rest = count_ - static_cast<int>(32 * w);
         warps_[w].living = rest >= 32 ? ~uint32_t(0) : (uint32_t(1) << rest) - 1;
-        warps_[w].meetings.clear();
+        for (; warps_[w].used > 0; warps_[w].used--) warps_[w].meetings[warps_[w].used - 1].mask = 0;
     }
     return true;
 }
@@ -515,15 +520,15 @@ bool async_pop(int keep, AsyncCopy* copy) { return Scheduler::self()->copies.pop
 void at_fault(uintptr_t address, uintptr_t instruction) {
     Scheduler& scheduler = mine();
     Dl_info library{};
-    char text[200];
     dladdr(reinterpret_cast<void*>(instruction), &library);
-    const auto offset = instruction - reinterpret_cast<uintptr_t>(library.dli_fbase);
-    if (address == 0) snprintf(text, sizeof text, "a misaligned vector access, or an address that can't be");
-    else snprintf(text, sizeof text, "an access to %#zx, where there is no memory", static_cast<size_t>(address));
+    const size_t offset = instruction - reinterpret_cast<uintptr_t>(library.dli_fbase);
+    char text[200];
+    if (address == 0) snprintf(text, sizeof text, "a misaligned vector access, or an address that can't be, instruction %#zx", offset);
+    else snprintf(text, sizeof text, "an access to %#zx, where there is no memory, instruction %#zx", size_t(address), offset);
     const Thread& thread = Scheduler::self()->view;
     scheduler.stop(address == 0 ? Fault::misaligned : Fault::illegal_address,
-                   std::string(text) + ", instruction " + std::to_string(offset) + " of the emulator's library, block " +
-                       emulator::text(thread.block) + ", thread " + emulator::text(thread.thread));
+                   std::string(text) + " of " + library.dli_fname + ", block " + emulator::text(thread.block) + ", thread " +
+                       emulator::text(thread.thread));
 }
 
 }  // namespace emulator

@@ -19,7 +19,7 @@ void SharedMemory::drop() {
 
 void SharedMemory::prepare(size_t bytes) {
     place_ = 0;
-    reused_ = memory_ != nullptr;
+    reused_ = false;  // by other launches: they are ordered
     if (memory_ != nullptr && bytes == bytes_) return;
     drop();
     bytes_ = bytes;
@@ -28,7 +28,6 @@ void SharedMemory::prepare(size_t bytes) {
     void* memory = nullptr;
     if (posix_memalign(&memory, 256, places_ * stride_) != 0) abort();
     memory_ = static_cast<unsigned char*>(memory);
-    reused_ = false;
     if (with_asan()) {
         __asan_poison_memory_region(memory_, stride_);
         __asan_unpoison_memory_region(memory_ + GUARD + 128, bytes_);
@@ -39,7 +38,8 @@ void SharedMemory::prepare(size_t bytes) {
 }
 
 void SharedMemory::next_block() {
-    if (place_ == places_) place_ = 0, reused_ = true;
+    reused_ = with_tsan() && place_ == places_;
+    if (place_ == places_) place_ = 0;
     data_ = memory_ + place_++ * stride_ + GUARD + 128;
     fill_unseen(data_, UNWRITTEN, bytes_);
 }

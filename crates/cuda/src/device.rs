@@ -201,8 +201,13 @@ impl Gpu {
         Error::Device { device: self.name.clone(), reason: format!("{what}: {}", describe(error)) }
     }
 
+    /// The stream, for a library that queues work on it.
+    pub fn stream(&self) -> *mut c_void {
+        self.stream.as_inner().cast()
+    }
+
     /// The driver's context is a thread's: every call comes from some thread.
-    fn enter(&self) -> Result<()> {
+    pub fn enter(&self) -> Result<()> {
         CurrentContext::set_current(&self.context).map_err(|error| self.error("entering the context", code(error)))
     }
 
@@ -403,9 +408,12 @@ impl Gpu {
 }
 
 impl Drop for Gpu {
+    /// The last handle may go in a thread that never used the device; without its context nothing would be given back.
     fn drop(&mut self) {
-        let range = std::mem::take(self.workspace.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
-        self.release(range.address);
+        let _ = self.enter();
+        let workspace = std::mem::take(self.workspace.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        let tables = std::mem::take(self.tables.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        tables.into_values().chain([workspace.address]).for_each(|address| self.release(address));
     }
 }
 

@@ -11,6 +11,7 @@ mod argument;
 mod attention;
 mod copy;
 mod cross_entropy;
+mod cublas;
 mod device;
 mod elementwise;
 mod embedding;
@@ -18,8 +19,12 @@ mod indexing;
 mod indices;
 mod kernels;
 mod map;
+mod matmul;
 mod norm;
+mod optimizer;
 mod pointwise_loss;
+mod quantize;
+mod random;
 mod reduce;
 mod rows;
 mod scan;
@@ -28,6 +33,7 @@ mod sort;
 mod window;
 
 use cross_entropy::Scores;
+use cublas::CublasLt;
 use device::Gpu;
 use norm::Normed;
 use retape_core::{Backend, Buffer, Device, Error, Kernel, Result};
@@ -43,7 +49,7 @@ pub fn device(ordinal: usize) -> Result<Device> {
 
 /// As [`device`], with a driver or kernels of one's own.
 pub fn device_with(ordinal: usize, options: &Options) -> Result<Device> {
-    Ok(Device::new(Cuda { gpu: Gpu::open(ordinal, options)? }))
+    Ok(Device::new(Cuda { gpu: Gpu::open(ordinal, options)?, cublas: CublasLt::default() }))
 }
 
 /// What [`device_with`] may be told.
@@ -61,6 +67,13 @@ pub struct Options {
 #[derive(Debug)]
 struct Cuda {
     gpu: Gpu,
+    cublas: CublasLt,
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        self.cublas.close(&self.gpu);
+    }
 }
 
 impl Backend for Cuda {
@@ -89,7 +102,7 @@ impl Backend for Cuda {
     }
 
     fn scratch_bytes(&self) -> u64 {
-        self.gpu.workspace_bytes() as u64 + self.gpu.table_bytes()
+        self.gpu.workspace_bytes() as u64 + self.gpu.table_bytes() + self.cublas.scratch_bytes()
     }
 
     fn run(&self, kernel: &Kernel<'_>) -> Result<()> {
@@ -171,6 +184,19 @@ impl Backend for Cuda {
             Kernel::Flip { x, dims, out } => indexing::flip(gpu, x, dims, out),
             Kernel::MaxIndex { x, dim, values, indices } => indexing::max_index(gpu, x, dim, values, indices),
             Kernel::MaxIndexGrad { indices, g, dim, out } => indexing::max_index_grad(gpu, indices, g, dim, out),
+            Kernel::Matmul { a, b, alpha, accumulate, out } => {
+                matmul::matmul(gpu, &self.cublas, (a, b), alpha, accumulate, out)
+            }
+            Kernel::Quantize { x, group, rounding, q, scales } => {
+                quantize::quantize(gpu, x, (group, rounding), q, scales)
+            }
+            Kernel::Dequantize { q, scales, group, out } => quantize::dequantize(gpu, q, scales, group, out),
+            Kernel::Uniform { stream, out } => random::uniform(gpu, stream, out),
+            Kernel::Normal { stream, std, out } => random::normal(gpu, stream, std, out),
+            Kernel::Dropout { x, p, stream, out } => random::dropout(gpu, x, p, stream, out),
+            Kernel::AdamW { p, g, m, v, step, config, grad_scale } => {
+                optimizer::adamw(gpu, [p, g, m, v], step, config, grad_scale)
+            }
             Kernel::Scan { f, x, dim, out } => scan::scan(gpu, f, x, dim, out),
             Kernel::CumprodGrad { x, g, dim, out } => scan::cumprod_grad(gpu, x, g, dim, out),
             Kernel::Im2col { x, window, out } => window::im2col(gpu, x, window, out),
@@ -179,11 +205,6 @@ impl Backend for Cuda {
             Kernel::MaxPoolGrad { index, g, window, out } => window::max_pool_grad(gpu, index, g, window, out),
             Kernel::AvgPool { x, window, divisor, out } => window::avg_pool(gpu, x, window, divisor, out),
             Kernel::AvgPoolGrad { g, window, divisor, out } => window::avg_pool_grad(gpu, g, window, divisor, out),
-            _ => Err(Error::Unsupported {
-                kernel: kernel.name(),
-                device: self.name(),
-                reason: "there is no CUDA kernel for it; run this op on the cpu device".into(),
-            }),
         }
     }
 }

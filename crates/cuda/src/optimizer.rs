@@ -1,0 +1,63 @@
+//! AdamW: kernels/optimizer.cu.
+
+use crate::argument::{TensorArg, blocks, kernel_for};
+use crate::device::{Gpu, Launch, Parameters};
+use retape_core::kernel::AdamWConfig;
+use retape_core::{Result, Tensor};
+
+const THREADS: usize = 256;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct AdamW {
+    p: TensorArg,
+    g: TensorArg,
+    m: TensorArg,
+    v: TensorArg,
+    grad_scale: f64,
+    shrink: f64,
+    beta1: f64,
+    rest1: f64,
+    beta2: f64,
+    rest2: f64,
+    rate: f64,
+    root: f64,
+    eps: f64,
+    packs: i64,
+}
+// SAFETY: the fields of `AdamW` in kernels/optimizer.cu.
+unsafe impl Parameters for AdamW {}
+
+/// One step in place on p, m and v.
+pub(crate) fn adamw(
+    gpu: &Gpu,
+    [p, g, m, v]: [&Tensor; 4],
+    step: u64,
+    config: AdamWConfig,
+    grad_scale: f64,
+) -> Result<()> {
+    let AdamWConfig { lr, beta1, beta2, eps, weight_decay } = config;
+    let correction = |beta: f64| 1.0 - beta.powf(step as f64);
+    let args = TensorArg::elementwise(gpu, "adamw", [p, g, m, v])?;
+    let packs = args.iter().all(TensorArg::is_packable);
+    let [p_arg, g_arg, m_arg, v_arg] = args;
+    let parameters = AdamW {
+        p: p_arg,
+        g: g_arg,
+        m: m_arg,
+        v: v_arg,
+        grad_scale,
+        shrink: 1.0 - lr * weight_decay,
+        beta1,
+        rest1: 1.0 - beta1,
+        beta2,
+        rest2: 1.0 - beta2,
+        rate: lr / correction(beta1),
+        root: 1.0 / correction(beta2).sqrt(),
+        eps,
+        packs: packs.into(),
+    };
+    let kernel = kernel_for("adamw", p);
+    let grid = blocks(p.len(), THREADS * if packs { 8 } else { 1 });
+    gpu.launch(Launch { kernel: &kernel, grid, block: THREADS as u32, shared: 0 }, &parameters)
+}
