@@ -42,7 +42,7 @@ DEVICE void weights_and_shares(const Scores& s, int64_t r, int64_t i, C (&w)[PAC
     if (s.given) Row<C>(s.target, r, s.plan).read(i, C(0), q);
 #pragma unroll
     for (int j = 0; j < PACK; j++) {
-        if (i + j >= s.plan.width) w[j] = 0;
+        if (place(s.plan, i, j) >= s.plan.width) w[j] = 0;
         q[j] = s.given ? fma(C(s.keep), q[j], C(s.spread)) : C(s.spread);
     }
 }
@@ -77,8 +77,8 @@ DEVICE void cross_entropy_totals(const Totals& p) {
     p.totals[0] = s.reduction != MEAN ? 1 : s.given ? double(s.plan.rows) : count;
     p.totals[1] = total;
 }
-KERNEL cross_entropy_totals_f32(const Totals p) { cross_entropy_totals<float>(p); }
-KERNEL cross_entropy_totals_f64(const Totals p) { cross_entropy_totals<double>(p); }
+ONE_BLOCK_KERNEL cross_entropy_totals_f32(const Totals p) { cross_entropy_totals<float>(p); }
+ONE_BLOCK_KERNEL cross_entropy_totals_f64(const Totals p) { cross_entropy_totals<double>(p); }
 
 struct CrossEntropy {
     Scores scores;
@@ -106,14 +106,14 @@ DEVICE void cross_entropy(const CrossEntropy& p) {
             loss = double(C(s.keep)) * double(class_weight<C>(s, c.at)) * (double(lse) - double(x.get(c.at)));
         if (c.counts && (s.given || s.spread != 0)) {
             C rest = 0;
-            for (int64_t i = team.rank * PACK; i < x.width; i += int64_t(team.size) * PACK) {
+            each_pack<0>(team, s.plan, [&](int, int64_t i) {
                 C v[PACK], w[PACK], q[PACK];
                 x.read(i, C(0), v);
                 weights_and_shares(s, r, i, w, q);
 #pragma unroll
-                for (int j = 0; j < PACK; j++) v[j] = i + j < x.width ? w[j] * q[j] * (lse - v[j]) : C(0);
+                for (int j = 0; j < PACK; j++) v[j] = place(s.plan, i, j) < s.plan.width ? w[j] * q[j] * (lse - v[j]) : C(0);
                 rest += pack_sum(v);
-            }
+            });
             loss += team.sum(rest);
         }
         if (team.rank != 0) continue;
@@ -133,7 +133,7 @@ DEVICE void sum_losses(const CrossEntropy& p) {
     sum = team.sum(sum);
     if (team.rank == 0) store(p.loss, p.loss.offset(0), sum / p.scores.totals[0]);
 }
-KERNEL cross_entropy_sum(const CrossEntropy p) { sum_losses(p); }
+ONE_BLOCK_KERNEL cross_entropy_sum(const CrossEntropy p) { sum_losses(p); }
 
 struct CrossEntropyGrad {
     Scores scores;
@@ -146,36 +146,37 @@ DEVICE void cross_entropy_grad(const CrossEntropyGrad& p) {
     SHARED_MEMORY(memory);
     const Scores& s = p.scores;
     const Team team(s.plan.team, memory);
-    const int64_t step = int64_t(team.size) * PACK;
     for (int64_t r = team.first; r < s.plan.rows; r += team.step) {
         const Row<C> x(s.logits, r, s.plan), out(p.out, r, s.plan);
         const Class c = row_class(s, r);
         const C lse = number<C>(p.lse, r), scale = upstream<C>(s, p.g, r);
-        C v[PACK], w[PACK], q[PACK], mass = 0, own = 0;
+        C mass = 0, own = 0;
         if (s.given) {
-            for (int64_t i = team.rank * PACK; i < x.width; i += step) {
+            each_pack<0>(team, s.plan, [&](int, int64_t i) {
+                C w[PACK], q[PACK];
                 weights_and_shares(s, r, i, w, q);
 #pragma unroll
-                for (int j = 0; j < PACK; j++) v[j] = i + j < x.width ? w[j] * q[j] : C(0);
-                mass += pack_sum(v);
-            }
+                for (int j = 0; j < PACK; j++) w[j] = place(s.plan, i, j) < s.plan.width ? w[j] * q[j] : C(0);
+                mass += pack_sum(w);
+            });
             mass = team.sum(mass);
         } else if (c.counts) {
             own = C(s.keep) * class_weight<C>(s, c.at);
             mass = own + C(s.spread) * C(s.totals[1]);
         }
         const C whole = scale * mass, at_class = scale * own;
-        for (int64_t i = team.rank * PACK; i < x.width; i += step) {
+        each_pack<0>(team, s.plan, [&](int, int64_t i) {
+            C v[PACK], w[PACK], q[PACK];
             x.read(i, C(0), v);
             weights_and_shares(s, r, i, w, q);
 #pragma unroll
             for (int j = 0; j < PACK; j++) {
                 C grad = whole * exp(v[j] - lse) - scale * w[j] * q[j];
-                if (i + j == c.at) grad -= at_class;
+                if (place(s.plan, i, j) == c.at) grad -= at_class;
                 v[j] = c.counts ? grad : C(0);
             }
             out.write(i, v);
-        }
+        });
     }
 }
 KERNEL cross_entropy_grad_f32(const CrossEntropyGrad p) { cross_entropy_grad<float>(p); }
@@ -191,12 +192,12 @@ DEVICE void nll_loss_grad(const CrossEntropyGrad& p) {
         const Row<C> out(p.out, r, s.plan);
         const Class c = row_class(s, r);
         const C grad = c.counts ? -(upstream<C>(s, p.g, r) * class_weight<C>(s, c.at)) : C(0);
-        for (int64_t i = team.rank * PACK; i < out.width; i += int64_t(team.size) * PACK) {
+        each_pack<0>(team, s.plan, [&](int, int64_t i) {
             C v[PACK];
 #pragma unroll
-            for (int j = 0; j < PACK; j++) v[j] = i + j == c.at ? grad : C(0);
+            for (int j = 0; j < PACK; j++) v[j] = place(s.plan, i, j) == c.at ? grad : C(0);
             out.write(i, v);
-        }
+        });
     }
 }
 KERNEL nll_loss_grad_f32(const CrossEntropyGrad p) { nll_loss_grad<float>(p); }
@@ -211,14 +212,14 @@ DEVICE void cross_entropy_target_grad(const CrossEntropyGrad& p) {
     for (int64_t r = team.first; r < s.plan.rows; r += team.step) {
         const Row<C> x(s.logits, r, s.plan), out(p.out, r, s.plan);
         const C lse = number<C>(p.lse, r), scale = upstream<C>(s, p.g, r) * C(s.keep);
-        for (int64_t i = team.rank * PACK; i < x.width; i += int64_t(team.size) * PACK) {
+        each_pack<0>(team, s.plan, [&](int, int64_t i) {
             C v[PACK], w[PACK];
             x.read(i, C(0), v);
             read_or(s.weight, i, s.plan, C(1), w);
 #pragma unroll
             for (int j = 0; j < PACK; j++) v[j] = scale * w[j] * (lse - v[j]);
             out.write(i, v);
-        }
+        });
     }
 }
 KERNEL cross_entropy_target_grad_f32(const CrossEntropyGrad p) { cross_entropy_target_grad<float>(p); }
@@ -273,5 +274,5 @@ DEVICE void cross_entropy_weight_grad(const CrossEntropyWeightGrad& p) {
         store(p.out, p.out.offset(c), C(grad));
     }
 }
-KERNEL cross_entropy_weight_grad_f32(const CrossEntropyWeightGrad p) { cross_entropy_weight_grad<float>(p); }
-KERNEL cross_entropy_weight_grad_f64(const CrossEntropyWeightGrad p) { cross_entropy_weight_grad<double>(p); }
+ONE_BLOCK_KERNEL cross_entropy_weight_grad_f32(const CrossEntropyWeightGrad p) { cross_entropy_weight_grad<float>(p); }
+ONE_BLOCK_KERNEL cross_entropy_weight_grad_f64(const CrossEntropyWeightGrad p) { cross_entropy_weight_grad<double>(p); }

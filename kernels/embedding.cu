@@ -12,11 +12,11 @@ DEVICE void embedding(const Embedding& p) {
     const Team team(p.plan.team, memory);
     for (int64_t r = team.first; r < p.plan.rows; r += team.step) {
         const Row<C> from(p.table, load_index(p.ids, p.ids.offset(r)), p.plan), out(p.out, r, p.plan);
-        for (int64_t i = team.rank * PACK; i < out.width; i += int64_t(team.size) * PACK) {
+        each_pack<0>(team, p.plan, [&](int, int64_t i) {
             C x[PACK];
             from.read(i, C(0), x);
             out.write(i, x);
-        }
+        });
     }
 }
 KERNEL embedding_f32(const Embedding p) { embedding<float>(p); }

@@ -1,12 +1,11 @@
 // Layer norm over the last dimension, and RMS norm, which is the same with 0 in place of the mean (no `mean` operand).
 //
-// A team of threads a row (rows.cuh), packs of 16 bytes where rows allow it; all sums in the arithmetic's type, each thread's
-// own first, then as a tree. Mean and variance are taken in two passes. With xhat = (x - mean) rstd and e = g weight, as mean
+// A team of threads a row (rows.cuh), which keeps it in registers if it fits, else reads it again; all sums in the arithmetic's
+// type, each thread's own first, then as a tree. Mean and variance are taken in two passes. With xhat = (x - mean) rstd and e = g weight, as mean
 // and rstd depend on every x of the row: dx = rstd (e - mean(e) - xhat mean(e xhat)).
 //
 // Gradients of weight and bias are sums over rows, in two stages: a block sums some rows of up to 256 columns, a thread for
-// PACK columns and every few rows, and leaves its sums in the workspace; then a thread for each column adds these up in their
-// order, in f64.
+// PACK columns and every few rows, and leaves its sums in the workspace; then these are added up, in f64.
 #include "rows.cuh"
 
 struct LayerNorm {
@@ -15,46 +14,49 @@ struct LayerNorm {
     double eps;
 };
 
-template <class C>
+template <class C, int KEPT>
 DEVICE void layer_norm(const LayerNorm& p) {
     SHARED_MEMORY(memory);
     const Team team(p.plan.team, memory);
-    const int64_t n = p.plan.width, step = int64_t(team.size) * PACK;
+    const int64_t n = p.plan.width;
     for (int64_t r = team.first; r < p.plan.rows; r += team.step) {
         const Row<C> x(p.x, r, p.plan), out(p.out, r, p.plan);
-        C v[PACK], mean = 0, sum = 0;
-        if (p.mean.present()) {
-            for (int64_t i = team.rank * PACK; i < n; i += step) {
-                x.read(i, C(0), v);
-                sum += pack_sum(v);
-            }
-            mean = team.sum(sum) / C(n);
-        }
+        C v[KEPT > 0 ? KEPT : 1][PACK], mean = 0, sum = 0;
+        each_pack<KEPT>(team, p.plan, [&](int k, int64_t i) {
+            x.read(i, C(0), v[k]);
+            sum += pack_sum(v[k]);
+        });
+        if (p.mean.present()) mean = team.sum(sum) / C(n);
         C squares = 0;
-        for (int64_t i = team.rank * PACK; i < n; i += step) {
-            x.read(i, mean, v);
+        each_pack<KEPT>(team, p.plan, [&](int k, int64_t i) {
+            if (KEPT == 0) x.read(i, C(0), v[k]);
+            C square[PACK];
 #pragma unroll
-            for (int j = 0; j < PACK; j++) v[j] = (v[j] - mean) * (v[j] - mean);
-            squares += pack_sum(v);
-        }
+            for (int j = 0; j < PACK; j++) {
+                const C d = place(p.plan, i, j) < n ? v[k][j] - mean : C(0);
+                square[j] = d * d;
+            }
+            squares += pack_sum(square);
+        });
         const C rstd = C(1) / sqrt(team.sum(squares) / C(n) + C(p.eps));
         if (team.rank == 0) {
             if (p.mean.present()) store(p.mean, p.mean.offset(r), mean);
             store(p.rstd, p.rstd.offset(r), rstd);
         }
-        for (int64_t i = team.rank * PACK; i < n; i += step) {
+        each_pack<KEPT>(team, p.plan, [&](int k, int64_t i) {
             C w[PACK], b[PACK];
-            x.read(i, C(0), v);
+            if (KEPT == 0) x.read(i, C(0), v[k]);
             read_or(p.weight, i, p.plan, C(1), w);
             read_or(p.bias, i, p.plan, C(0), b);
 #pragma unroll
-            for (int j = 0; j < PACK; j++) v[j] = fma((v[j] - mean) * rstd, w[j], b[j]);
-            out.write(i, v);
-        }
+            for (int j = 0; j < PACK; j++) w[j] = fma((v[k][j] - mean) * rstd, w[j], b[j]);
+            out.write(i, w);
+        });
     }
 }
-KERNEL layer_norm_f32(const LayerNorm p) { layer_norm<float>(p); }
-KERNEL layer_norm_f64(const LayerNorm p) { layer_norm<double>(p); }
+KERNEL layer_norm_f32(const LayerNorm p) { layer_norm<float, HELD>(p); }
+KERNEL layer_norm_wide_f32(const LayerNorm p) { layer_norm<float, 0>(p); }
+KERNEL layer_norm_f64(const LayerNorm p) { layer_norm<double, 0>(p); }
 
 struct LayerNormGrad {
     RowPlan plan;
@@ -62,49 +64,50 @@ struct LayerNormGrad {
 };
 
 // In place of g: a thread writes only what it alone reads.
-template <class C>
+template <class C, int KEPT>
 DEVICE void layer_norm_grad(const LayerNormGrad& p) {
     SHARED_MEMORY(memory);
     const Team team(p.plan.team, memory);
-    const int64_t n = p.plan.width, step = int64_t(team.size) * PACK;
     for (int64_t r = team.first; r < p.plan.rows; r += team.step) {
         const Row<C> x(p.x, r, p.plan), g(p.g, r, p.plan), out(p.out, r, p.plan);
         const C mean = number<C>(p.mean, r), rstd = number<C>(p.rstd, r);
-        C xhat[PACK], e[PACK];
-        const auto read = [&](int64_t i) {
+        C xhat[KEPT > 0 ? KEPT : 1][PACK], e[KEPT > 0 ? KEPT : 1][PACK];
+        const auto read = [&](int k, int64_t i) {
             C w[PACK];
-            x.read(i, mean, xhat);
-            g.read(i, C(0), e);
+            x.read(i, mean, xhat[k]);
+            g.read(i, C(0), e[k]);
             read_or(p.weight, i, p.plan, C(1), w);
 #pragma unroll
             for (int j = 0; j < PACK; j++) {
-                xhat[j] = (xhat[j] - mean) * rstd;
-                e[j] *= w[j];
+                xhat[k][j] = (xhat[k][j] - mean) * rstd;
+                e[k][j] *= w[j];
             }
         };
         C e_sum = 0, ex_sum = 0;
-        for (int64_t i = team.rank * PACK; i < n; i += step) {
-            read(i);
-            e_sum += pack_sum(e);
+        each_pack<KEPT>(team, p.plan, [&](int k, int64_t i) {
+            read(k, i);
+            C product[PACK];
 #pragma unroll
-            for (int j = 0; j < PACK; j++) e[j] *= xhat[j];
-            ex_sum += pack_sum(e);
-        }
-        const C e_mean = p.mean.present() ? team.sum(e_sum) / C(n) : C(0);
-        const C ex_mean = team.sum(ex_sum) / C(n);
-        for (int64_t i = team.rank * PACK; i < n; i += step) {
-            read(i);
+            for (int j = 0; j < PACK; j++) product[j] = e[k][j] * xhat[k][j];
+            e_sum += pack_sum(e[k]);
+            ex_sum += pack_sum(product);
+        });
+        const C e_mean = p.mean.present() ? team.sum(e_sum) / C(p.plan.width) : C(0);
+        const C ex_mean = team.sum(ex_sum) / C(p.plan.width);
+        each_pack<KEPT>(team, p.plan, [&](int k, int64_t i) {
+            if (KEPT == 0) read(k, i);
 #pragma unroll
-            for (int j = 0; j < PACK; j++) e[j] = rstd * (e[j] - e_mean - xhat[j] * ex_mean);
-            out.write(i, e);
-        }
+            for (int j = 0; j < PACK; j++) e[k][j] = rstd * (e[k][j] - e_mean - xhat[k][j] * ex_mean);
+            out.write(i, e[k]);
+        });
     }
 }
-KERNEL layer_norm_grad_f32(const LayerNormGrad p) { layer_norm_grad<float>(p); }
-KERNEL layer_norm_grad_f64(const LayerNormGrad p) { layer_norm_grad<double>(p); }
+KERNEL layer_norm_grad_f32(const LayerNormGrad p) { layer_norm_grad<float, HELD>(p); }
+KERNEL layer_norm_grad_wide_f32(const LayerNormGrad p) { layer_norm_grad<float, 0>(p); }
+KERNEL layer_norm_grad_f64(const LayerNormGrad p) { layer_norm_grad<double, 0>(p); }
 
 struct LayerNormParamGrad {
-    RowPlan plan;
+    RowPlan plan;  // not interleaved
     Tensor x, mean, rstd, g;
     void* parts;  // [pieces][2][width]: sums of g xhat, and of g
     int64_t piece, pieces;
@@ -161,18 +164,27 @@ struct LayerNormParamSum {
     int64_t width, pieces;
 };
 
+// A block for 32 columns: each warp adds every few pieces of these, then the first adds up the warps'. Shared memory: 8 bytes
+// for each thread.
 template <class C>
 DEVICE void layer_norm_param_sum(const LayerNormParamSum& p) {
+    SHARED_MEMORY(memory);
+    double* shared = reinterpret_cast<double*>(memory);
     const C* parts = static_cast<const C*>(p.parts);
-    const int64_t step = int64_t(gridDim.x) * blockDim.x;
-    for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < 2 * p.width; i += step) {
-        const int which = i >= p.width;
-        const Tensor& out = which ? p.dbias : p.dweight;
-        if (!out.present()) continue;
-        const int64_t column = i - which * p.width;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+    for (int64_t start = int64_t(blockIdx.x) * 32; start < 2 * p.width; start += int64_t(gridDim.x) * 32) {
+        const int64_t i = start + lane, which = i >= p.width, column = i - which * p.width;
         double total = 0;
-        for (int64_t k = 0; k < p.pieces; k++) total += parts[(k * 2 + which) * p.width + column];
-        store(out, out.offset(column), C(total));
+        if (i < 2 * p.width)
+            for (int64_t k = warp; k < p.pieces; k += warps) total += parts[k * 2 * p.width + i];
+        shared[threadIdx.x] = total;
+        __syncthreads();
+        const Tensor& out = which ? p.dbias : p.dweight;
+        if (warp == 0 && i < 2 * p.width && out.present()) {
+            for (int w = 1; w < warps; w++) total += shared[w * 32 + lane];
+            store(out, out.offset(column), C(total));
+        }
+        __syncthreads();
     }
 }
 KERNEL layer_norm_param_sum_f32(const LayerNormParamSum p) { layer_norm_param_sum<float>(p); }

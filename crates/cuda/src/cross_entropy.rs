@@ -11,7 +11,7 @@ use retape_core::kernel::{CrossEntropySpec, LossReduction};
 use retape_core::{Error, Result, Tensor};
 
 /// Threads of the kernels that are one block.
-const ONE_BLOCK: u32 = 512;
+const ONE_BLOCK: u32 = 1024;
 /// Where in the workspace what isn't totals starts.
 const TOTALS: usize = 256;
 

@@ -12,7 +12,9 @@ use retape_core::{DType, Result, Tensor};
 const THREADS: usize = 256;
 /// Fewest rows of a piece.
 const ROWS: usize = 64;
-/// Blocks that rows are cut for.
+/// Rows that a thread adds up by itself.
+const ADDED: usize = 128;
+/// Blocks that rows are cut for: some for each multiprocessor of a large GPU.
 const BLOCKS: usize = 512;
 
 #[derive(Debug, Clone, Copy)]
@@ -95,7 +97,7 @@ pub(crate) fn layer_norm(gpu: &Gpu, normed: Normed<'_>, bias: Option<&Tensor>, e
     let plan = RowPlan::new(rows, width, &[&x, &out_arg, &weight, &bias]);
     let (mean, rstd) = (numbers(gpu, name, normed.mean)?, numbers(gpu, name, Some(normed.rstd))?);
     let p = LayerNorm { plan, x, weight, bias, out: out_arg, mean, rstd, eps };
-    gpu.launch(plan.launch(&kernel_for(name, normed.x)), &p)
+    gpu.launch(plan.launch(&plan.kernel(name, normed.x)), &p)
 }
 
 pub(crate) fn layer_norm_grad(gpu: &Gpu, normed: Normed<'_>, g: &Tensor, out: &Tensor) -> Result<()> {
@@ -106,7 +108,7 @@ pub(crate) fn layer_norm_grad(gpu: &Gpu, normed: Normed<'_>, g: &Tensor, out: &T
     let plan = RowPlan::new(rows, width, &[&x, &g, &out, &weight]);
     let (mean, rstd) = (numbers(gpu, name, normed.mean)?, numbers(gpu, name, Some(normed.rstd))?);
     let p = LayerNormGrad { plan, x, weight, mean, rstd, g, out };
-    gpu.launch(plan.launch(&kernel_for(name, normed.x)), &p)
+    gpu.launch(plan.launch(&plan.kernel(name, normed.x)), &p)
 }
 
 pub(crate) fn layer_norm_param_grad(
@@ -119,11 +121,12 @@ pub(crate) fn layer_norm_param_grad(
     let name = "layer_norm_param_grad";
     let (rows, width) = extent(normed.x);
     let (x, g) = (TensorArg::rows(gpu, name, normed.x)?, TensorArg::rows(gpu, name, g)?);
-    let plan = RowPlan::new(rows, width, &[&x, &g]);
+    // Each thread has its own columns, a pack of them: fewer than 32 lanes may lie along a row.
+    let plan = RowPlan { interleaved: 0, ..RowPlan::new(rows, width, &[&x, &g]) };
     let lanes = width.div_ceil(PACK).next_power_of_two().min(32);
     let strips = width.div_ceil(lanes * PACK);
     let wanted = (BLOCKS / strips.max(1)).max(1);
-    let piece = rows.div_ceil(wanted).max(ROWS);
+    let piece = rows.div_ceil(wanted).max(ROWS).min(ADDED * (THREADS / lanes));
     let pieces = rows.div_ceil(piece);
     let number = if normed.x.dtype() == DType::F64 { 8 } else { 4 };
     let workspace = gpu.workspace(pieces * 2 * width * number)?;
@@ -136,6 +139,7 @@ pub(crate) fn layer_norm_param_grad(
     gpu.launch(Launch { kernel: &kernel, grid: blocks(strips * pieces, 1), block: THREADS as u32, shared }, &p)?;
     let (dweight, dbias) = (numbers(gpu, name, dweight)?, numbers(gpu, name, dbias)?);
     let kernel = kernel_for("layer_norm_param_sum", normed.x);
-    let launch = Launch { kernel: &kernel, grid: blocks(2 * width, THREADS), block: THREADS as u32, shared: 0 };
+    let launch =
+        Launch { kernel: &kernel, grid: blocks(2 * width, 32), block: THREADS as u32, shared: (THREADS * 8) as u32 };
     gpu.launch(launch, &LayerNormParamSum { dweight, dbias, parts, width: width as i64, pieces: pieces as i64 })
 }

@@ -1,15 +1,17 @@
 //! Kernels that work row by row: how many threads share a row, and whether they may load packs. See kernels/rows.cuh.
 
-use crate::argument::{TensorArg, blocks};
+use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::Launch;
 use retape_core::{DType, Tensor};
 
 /// Elements of a row that one warp handles by itself.
-const WARP_WIDTH: usize = 1024;
+const WARP_WIDTH: usize = 32 * PACK * HELD;
 /// Threads of a block in which each warp has a row.
 const WARPS: usize = 128;
 /// Most threads that share a row.
-const TEAM: usize = 512;
+const TEAM: usize = 256;
+/// Packs that a thread keeps in registers: HELD in kernels/rows.cuh.
+const HELD: usize = 4;
 /// Elements of a pack.
 pub(crate) const PACK: usize = 8;
 /// Shared memory that `Team::fold` needs.
@@ -23,6 +25,8 @@ pub(crate) struct RowPlan {
     pub width: i64,
     pub team: i32,
     pub packs: i32,
+    pub interleaved: i32,
+    pub padding: i32,
 }
 
 /// Rows of a tensor, and elements of each; a scalar is one row of one.
@@ -36,14 +40,28 @@ pub(crate) fn team(width: usize) -> usize {
     if width <= WARP_WIDTH {
         return 32;
     }
-    width.div_ceil(PACK * 4).next_multiple_of(32).min(TEAM)
+    width.div_ceil(PACK * HELD).next_multiple_of(32).min(TEAM)
 }
 
 impl RowPlan {
     /// For rows of these operands (absent ones don't count).
     pub fn new(rows: usize, width: usize, operands: &[&TensorArg]) -> RowPlan {
-        let packs = operands.iter().all(|arg| has_packed_rows(arg));
-        RowPlan { rows: rows as i64, width: width as i64, team: team(width) as i32, packs: packs.into() }
+        let interleaved = width % PACK != 0;
+        let packs = !interleaved && operands.iter().all(|arg| has_packed_rows(arg));
+        RowPlan {
+            rows: rows as i64,
+            width: width as i64,
+            team: team(width) as i32,
+            packs: packs.into(),
+            interleaved: interleaved.into(),
+            padding: 0,
+        }
+    }
+
+    /// The kernel for these rows: `base_wide_f32` where they don't fit into a team's registers.
+    pub fn kernel(&self, base: &str, tensor: &Tensor) -> String {
+        let wide = self.width as usize > self.team as usize * PACK * HELD && tensor.dtype() != DType::F64;
+        kernel_for(&format!("{base}{}", if wide { "_wide" } else { "" }), tensor)
     }
 
     /// A launch with a team for each row.

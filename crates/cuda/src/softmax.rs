@@ -58,7 +58,7 @@ pub(crate) fn log_softmax(gpu: &Gpu, x: &Tensor, out: &Tensor) -> Result<()> {
 
 fn forward(gpu: &Gpu, name: &'static str, x: &Tensor, out: &Tensor) -> Result<()> {
     let ([x_arg, out], plan) = rows(gpu, name, [x, out])?;
-    gpu.launch(plan.launch(&kernel_for(name, x)), &Softmax { plan, x: x_arg, out })
+    gpu.launch(plan.launch(&plan.kernel(name, x)), &Softmax { plan, x: x_arg, out })
 }
 
 pub(crate) fn softmax_grad(gpu: &Gpu, y: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
@@ -71,7 +71,7 @@ pub(crate) fn log_softmax_grad(gpu: &Gpu, y: &Tensor, g: &Tensor, out: &Tensor) 
 
 fn backward(gpu: &Gpu, name: &'static str, y: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
     let ([y_arg, g, out], plan) = rows(gpu, name, [y, g, out])?;
-    gpu.launch(plan.launch(&kernel_for(name, y)), &SoftmaxGrad { plan, y: y_arg, g, out })
+    gpu.launch(plan.launch(&plan.kernel(name, y)), &SoftmaxGrad { plan, y: y_arg, g, out })
 }
 
 pub(crate) fn triangle(

@@ -36,6 +36,15 @@ fn many_rows() {
     check(DType::F32, &[0, 5], Lie::Plain, true, true);
 }
 
+/// Rows that don't fit into a team's registers, or only just.
+#[test]
+fn long_rows() {
+    for width in [4104, 8192, 8193, 8200] {
+        check(DType::F32, &[2, width], Lie::Plain, true, true);
+        check(DType::BF16, &[2, width], Lie::Inside, false, true);
+    }
+}
+
 fn check(dtype: DType, shape: &[usize], lie: Lie, centred: bool, scaled: bool) {
     let n = shape.last().copied().unwrap_or(1);
     let label = format!("norm of {shape:?} {lie:?}, centred {centred}, scaled {scaled}");

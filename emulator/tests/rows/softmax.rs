@@ -3,7 +3,8 @@
 use crate::twins::{FLOATS, LIES, Lie, Side, Twin, compare, numbers};
 use retape_core::{DType, Kernel, Tensor};
 
-const SHAPES: [&[usize]; 8] = [&[3, 5], &[], &[4], &[2, 3, 31], &[5, 33], &[2, 257], &[2, 1032], &[2, 0]];
+const SHAPES: [&[usize]; 11] =
+    [&[3, 5], &[], &[4], &[2, 3, 31], &[5, 33], &[2, 257], &[2, 1032], &[2, 0], &[1, 8192], &[1, 8193], &[1, 8200]];
 
 fn forward(side: &Side, x: &Tensor) -> Vec<Tensor> {
     let (soft, log) = (side.out(x.shape()), side.out(x.shape()));
@@ -42,7 +43,7 @@ fn forward_and_backward() {
 #[test]
 fn rows_of_extremes() {
     let (nan, inf) = (f64::NAN, f64::INFINITY);
-    for width in [3, 40, 1100] {
+    for width in [3, 40, 1100, 8201] {
         // Rows that are -1e4 but for the ends.
         let ends = [
             (-1e4, -1e4, -1e4),
