@@ -19,7 +19,8 @@ DEVICE C gelu_tanh_slope(C x) { return C(1.5957691216057308) * (C(3 * 0.044715) 
 template <class C>
 struct UnaryForward {
     const Map& p;
-    DEVICE void operator()(const C (&x)[1][PACK], C (&y)[PACK]) const {
+    template <int W>
+    DEVICE void operator()(const C (&x)[1][W], C (&y)[W]) const {
         const C k = C(p.constants[0]), l = C(p.constants[1]);
         switch (p.function) {
             case NEG: MAP1(-a);
@@ -73,7 +74,8 @@ struct UnaryBackward {
         const C s = gelu_tanh_gate(x);
         return s + x * s * gelu_tanh_slope(x) * (C(1) - s);
     }
-    DEVICE void operator()(const C (&x)[2][PACK], C (&y)[PACK]) const {
+    template <int W>
+    DEVICE void operator()(const C (&x)[2][W], C (&y)[W]) const {
         const C k = C(p.constants[0]), l = C(p.constants[1]);
         switch (p.function) {
             case EXP: MAP2(a * b);
@@ -112,7 +114,8 @@ enum Binary : int32_t { ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM, POWER };
 template <class C>
 struct BinaryForward {
     const Map& p;
-    DEVICE void operator()(const C (&x)[2][PACK], C (&y)[PACK]) const {
+    template <int W>
+    DEVICE void operator()(const C (&x)[2][W], C (&y)[W]) const {
         switch (p.function) {
             case ADD: MAP2(a + b);
             case SUB: MAP2(a - b);
@@ -130,7 +133,8 @@ MAP_KERNEL(binary, 2, BinaryForward)
 template <class C>
 struct ExtremumBackward {
     const Map& p;
-    DEVICE void operator()(const C (&x)[3][PACK], C (&y)[PACK]) const {
+    template <int W>
+    DEVICE void operator()(const C (&x)[3][W], C (&y)[W]) const {
         const C k = C(p.constants[0]);
         MAP3(k * a == k * b ? C(0.5) * c : k * a < k * b ? C(0) : c);
     }
@@ -142,7 +146,8 @@ enum Ternary : int32_t { LERP, ADDCMUL, ADDCDIV, POW_GRAD_BASE, POW_GRAD_EXPONEN
 template <class C>
 struct TernaryForward {
     const Map& p;
-    DEVICE void operator()(const C (&x)[3][PACK], C (&y)[PACK]) const {
+    template <int W>
+    DEVICE void operator()(const C (&x)[3][W], C (&y)[W]) const {
         const C k = C(p.constants[0]);
         switch (p.function) {
             case LERP: MAP3(fabs(c) < C(0.5) ? a + c * (b - a) : b - (b - a) * (C(1) - c));
@@ -161,7 +166,8 @@ enum ClampInput : int32_t { CLAMP_X, CLAMP_LOW, CLAMP_HIGH };
 template <class C>
 struct ClampBackward {
     const Map& p;
-    DEVICE void operator()(const C (&x)[4][PACK], C (&y)[PACK]) const {
+    template <int W>
+    DEVICE void operator()(const C (&x)[4][W], C (&y)[W]) const {
         const bool low = p.constants[0] != 0, high = p.constants[1] != 0;
         switch (p.function) {
             case CLAMP_X: MAP4((!low || a > b) && (!high || a < c) ? d : C(0));

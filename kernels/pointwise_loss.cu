@@ -14,7 +14,8 @@ DEVICE C huber(C d, C delta) { return d <= delta ? C(0.5) * d * d : delta * (d -
 template <class C>
 struct LossForward {
     const Map& p;
-    DEVICE void operator()(const C (&x)[3][PACK], C (&y)[PACK]) const {
+    template <int W>
+    DEVICE void operator()(const C (&x)[3][W], C (&y)[W]) const {
         const C k = C(p.constants[0]);
         switch (p.function) {
             case SQUARED: MAP3((a - b) * (a - b));
@@ -34,7 +35,8 @@ MAP_KERNEL(loss, 3, LossForward)
 template <class C>
 struct LossBackward {
     const Map& p;
-    DEVICE void operator()(const C (&x)[4][PACK], C (&y)[PACK]) const {
+    template <int W>
+    DEVICE void operator()(const C (&x)[4][W], C (&y)[W]) const {
         const C k = C(p.constants[0]);
         const int by = int(p.constants[1]);
         const C toward = by == 0 ? C(1) : C(-1);

@@ -60,7 +60,7 @@ fn compile(nvcc: &Path, kernels: &Path, files: &[String], out: &Path) {
     for some in files.iter().filter(stale).collect::<Vec<_>>().chunks(cores) {
         let start = |file: &String| {
             let mut command = Command::new(nvcc);
-            command.args(["-std=c++17", "-O3", "-lineinfo", "-fatbin", "-o"]).arg(image_path(out, file));
+            command.args(["-std=c++17", "-O3", "-fatbin", "-o"]).arg(image_path(out, file));
             command.args(TARGETS.iter().map(|target| format!("-gencode={target}")));
             (file.clone(), command.arg(kernels.join(format!("{file}.cu"))).spawn().expect("nvcc starts"))
         };

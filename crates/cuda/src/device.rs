@@ -139,7 +139,15 @@ impl Gpu {
             )));
         }
         let images = kernels::images(options.kernels.as_deref()).map_err(&fail)?;
-        Gpu::start(ordinal, &name, &images).map_err(|(step, error)| fail(format!("{step}: {}", describe(error))))
+        let gpu = Gpu::start(ordinal, &name, &images);
+        let gpu = gpu.map_err(|(step, error)| fail(format!("{step}: {}", describe(error))))?;
+        match gpu.properties.capability {
+            ..80 => Err(fail(format!(
+                "it has compute capability {}, and the kernels need 8.0 (Ampere) or later",
+                gpu.properties.capability as f64 / 10.0
+            ))),
+            _ => Ok(gpu),
+        }
     }
 
     fn start(ordinal: usize, name: &str, images: &Images) -> std::result::Result<Gpu, (String, u32)> {

@@ -5,7 +5,7 @@ use crate::device::{Gpu, Launch, Parameters};
 use retape_core::{Result, Tensor};
 
 const THREADS: usize = 256;
-/// Elements that a thread takes at a time.
+/// Elements that a thread takes at a time, where it can take packs.
 const PACK: usize = 8;
 
 #[derive(Clone, Copy)]
@@ -60,6 +60,6 @@ pub(crate) fn map<const N: usize>(
     let Function { number, constants } = function;
     let parameters = Map { operands: args, out: out_arg, constants, function: number, packed: packed.into() };
     let name = kernel_for(kernel, out);
-    let grid = blocks(out.len(), THREADS * PACK);
+    let grid = blocks(out.len(), if packed { THREADS * PACK } else { THREADS });
     gpu.launch(Launch { kernel: &name, grid, block: THREADS as u32, shared: 0 }, &parameters)
 }

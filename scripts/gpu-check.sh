@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# What can only be known on a GPU.
+#
+#   scripts/gpu-check.sh build     here: compiles the kernels, the tests and the benchmark into .gpu/ (60 MB)
+#   scripts/gpu-check.sh run       where the GPU is, from a copy of this folder: runs them, at most 4 minutes; results go to
+#                                  $OUT (default: .gpu/out) as gpu.json and gpu.txt, for docs/results/
+#   scripts/gpu-check.sh rehearse  as run, on the emulator and with tiny sizes: needs no GPU
+#
+# The machine with the GPU needs its driver (580 or later) and glibc 2.34, and torch for the comparison, nothing else.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+gpu=$PWD/.gpu
+
+# Test programs of the emulator's package that run on a GPU as well; the others look into the emulator.
+tests=(conformance attention rows products training)
+
+build() {
+    scripts/install-nvcc.sh
+    rm -rf "$gpu" && mkdir -p "$gpu/kernels" "$gpu/programs"
+    # Code for an H200, and PTX for what else there may be.
+    ls kernels/*.cu | xargs -P "$(nproc)" -I{} sh -c \
+        '.cuda/nvcc -std=c++17 -O3 -fatbin -gencode=arch=compute_90,code=sm_90 -gencode=arch=compute_80,code=compute_80 \
+            -o "$0/kernels/$(basename {} .cu).fatbin" {}' "$gpu"
+    # Without kernels in them: they are read from the folder.
+    export NVCC=none
+    cargo build --release -p retape-cli
+    cp target/release/retape "$gpu/programs/"
+    local messages
+    messages=$(cargo test --release --no-run --message-format=json -p retape-cuda-emulator "${tests[@]/#/--test=}")
+    copy_programs "$messages" test-
+    messages=$(cargo build --release --message-format=json -p retape-cuda --example speed)
+    copy_programs "$messages" ""
+    strip "$gpu"/programs/*
+    cp scripts/gpu-torch.py "$gpu/"
+    cp -r tests/fixtures/gpt_curve "$gpu/"
+    emulator=$(ls -t target/release/build/retape-cuda-emulator-*/out/libcudaemu.so | head -1)
+    cp "$emulator" "$gpu/"
+    du -sh "$gpu"
+}
+
+# Copies the programs that cargo's messages name, by the names of their targets.
+copy_programs() {
+    echo "$1" | python3 -c '
+import json, shutil, sys
+for line in sys.stdin:
+    message = json.loads(line) if line.startswith("{") else {}
+    kinds = message.get("target", {}).get("kind", [])
+    if message.get("executable") and ("test" in kinds or "example" in kinds):
+        shutil.copy(message["executable"], sys.argv[1] + message["target"]["name"])
+' "$gpu/programs/$2"
+}
+
+# One part of the check: its name, its limit in seconds, its command. Its status and time go to the summary.
+part() {
+    local name=$1 limit=$2 start status=ok
+    shift 2
+    start=$(date +%s)
+    echo "== $name" | tee -a "$out/gpu.txt"
+    timeout "$limit" "$@" >"$out/$name.log" 2>&1 || status="failed ($?)"
+    grep -E '^(test |test result|CUDA|f32|bf16|f16|copy|gelu|softmax|layer_norm|quantize|dequantize|cross|adamw|matmul|attention|torch|error|w1|tiny|gpt2)|panicked|WRONG' \
+        "$out/$name.log" >>"$out/gpu.txt" || true
+    summary+=("$(printf '%-14s %-14s %4d s' "$name" "$status" $(($(date +%s) - start)))")
+    [ "$status" = ok ] || failed=1
+}
+
+run() {
+    out=${OUT:-$gpu/out} failed=0 summary=()
+    mkdir -p "$out" && : >"$out/gpu.txt"
+    export RETAPE_CUDA_KERNELS=$gpu/kernels RETAPE_GPT_CURVE=$gpu/gpt_curve
+    { date -u +%F; nvidia-smi --query-gpu=name,driver_version --format=csv,noheader || echo "no nvidia-smi"; } >>"$out/gpu.txt" 2>&1
+    local small=() model=gpt2-small threads=()
+    if [ "${1:-}" = small ]; then
+        small=(--small) model=tiny threads=(--test-threads 2)
+    fi
+    # In this order: what the rest stands on comes first.
+    part primitives 30 "$gpu/programs/test-conformance" primitives
+    part conformance 60 "$gpu/programs/test-conformance" "${threads[@]}"
+    part attention 60 "$gpu/programs/test-attention" "${threads[@]}"
+    part rows 40 "$gpu/programs/test-rows" "${threads[@]}"
+    part products 40 "$gpu/programs/test-products" "${threads[@]}"
+    part training 60 "$gpu/programs/test-training" "${threads[@]}" --nocapture
+    part step 60 "$gpu/programs/retape" step --model "$model" --dtype bf16 --device cuda:0 --steps 3 --json
+    part frontier 90 "$gpu/programs/retape" frontier --model "$model" --dtype bf16 --device cuda:0 --steps 3 --out "$out/frontier"
+    part speed 90 "$gpu/programs/speed" "${small[@]}" --json "$out/speed.json"
+    if [ ${#small[@]} = 0 ]; then
+        part torch 90 python3 "$gpu/gpu-torch.py" --json "$out/torch.json"
+    fi
+    echo | tee -a "$out/gpu.txt"
+    printf '%s\n' "${summary[@]}" | tee -a "$out/gpu.txt"
+    return $failed
+}
+
+case ${1:-} in
+build) build ;;
+run) RETAPE_TEST_GPU=1 run ;;
+rehearse)
+    export RETAPE_CUDA_DRIVER=$gpu/libcudaemu.so RETAPE_CUBLASLT=none
+    run small
+    ;;
+*)
+    echo "usage: scripts/gpu-check.sh build|run|rehearse" >&2
+    exit 2
+    ;;
+esac
