@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <ucontext.h>
 #include <mutex>
-#include "runtime.h"
+#include "fiber.h"
 #include "sanitizers.h"
 
 namespace emulator {
@@ -17,12 +17,13 @@ void handle(int signal, siginfo_t* info, void* context) {
         sigaction(signal, signal == SIGSEGV ? &previous_segv : &previous_bus, nullptr);
         return;
     }
-    // Returns into `at_fault` on the thread's own stack, below the red zone, as if called there.
+    // Returns into `at_fault`, as if it were called first thing on the fiber's stack: nobody will need what is there, and there
+    // may be no room below.
     auto& registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
     const bool known = info->si_code > 0 && info->si_code != SI_KERNEL;  // a misaligned vector access names no address
     registers[REG_RDI] = known ? static_cast<greg_t>(reinterpret_cast<uintptr_t>(info->si_addr)) : 0;
     registers[REG_RSI] = registers[REG_RIP];
-    registers[REG_RSP] = ((registers[REG_RSP] - 256) & ~greg_t(15)) - 8;
+    registers[REG_RSP] = reinterpret_cast<greg_t>(reinterpret_cast<Fiber*>(current)->stack + STACK_BYTES) - 8;
     registers[REG_RIP] = reinterpret_cast<greg_t>(at_fault);
 }
 
@@ -38,6 +39,25 @@ void catch_faults() {
         sigaction(SIGSEGV, &action, &previous_segv);
         sigaction(SIGBUS, &action, &previous_bus);
     });
+}
+
+SignalStack::SignalStack() {
+    stack_t present;
+    if (sigaltstack(nullptr, &present) != 0 || !(present.ss_flags & SS_DISABLE)) return;
+    constexpr size_t BYTES = 64 << 10;
+    memory_ = malloc(BYTES);
+    stack_t made{};
+    made.ss_sp = memory_;
+    made.ss_size = BYTES;
+    sigaltstack(&made, nullptr);
+}
+
+SignalStack::~SignalStack() {
+    if (memory_ == nullptr) return;
+    stack_t none{};
+    none.ss_flags = SS_DISABLE;
+    sigaltstack(&none, nullptr);
+    free(memory_);
 }
 
 }  // namespace emulator

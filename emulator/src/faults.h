@@ -7,7 +7,18 @@ namespace emulator {
 // Has SIGSEGV and SIGBUS in a kernel end its launch; elsewhere they do what they did. Once is enough.
 void catch_faults();
 
-// Called by the handler, on the stack of the thread at fault: ends the launch.
+// A stack for the handler, for this OS thread if it has none: a fiber's may be full.
+class SignalStack {
+public:
+    SignalStack();
+    ~SignalStack();
+    SignalStack(const SignalStack&) = delete;
+
+private:
+    void* memory_ = nullptr;
+};
+
+// Where the handler returns to, on the stack of the CUDA thread at fault: ends the launch.
 [[noreturn]] void at_fault(uintptr_t address, uintptr_t instruction);
 
 }  // namespace emulator

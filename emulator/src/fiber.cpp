@@ -32,8 +32,6 @@ retape_emulator_switch:
 namespace emulator {
 namespace {
 
-constexpr size_t PAGE = 4096;
-
 std::mutex guard;
 std::vector<char*>& free_stacks() {
     static auto* stacks = new std::vector<char*>;  // never destroyed: threads may end after the process's destructors began
@@ -70,12 +68,12 @@ char* take_stack() {
         }
     }
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK;
-    void* memory = mmap(nullptr, PAGE + STACK_BYTES, PROT_READ | PROT_WRITE, flags, -1, 0);
-    if (memory == MAP_FAILED || mprotect(memory, PAGE, PROT_NONE) != 0) {
+    void* memory = mmap(nullptr, STACK_GUARD + STACK_BYTES, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (memory == MAP_FAILED || mprotect(memory, STACK_GUARD, PROT_NONE) != 0) {
         perror("retape's CUDA emulator: no memory for the stack of a CUDA thread");
         abort();
     }
-    return static_cast<char*>(memory) + PAGE;
+    return static_cast<char*>(memory) + STACK_GUARD;
 }
 
 void give_stack(char* stack) {

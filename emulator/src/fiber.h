@@ -6,6 +6,7 @@
 namespace emulator {
 
 constexpr size_t STACK_BYTES = 256 << 10;
+constexpr size_t STACK_GUARD = 4096;  // a page before it
 
 // The cp.async copies of one thread, oldest first, and how far its groups reach.
 struct AsyncCopies {

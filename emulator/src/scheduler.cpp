@@ -81,6 +81,7 @@ struct Slot {
 
 class Scheduler {
 public:
+    Scheduler() { catch_faults(); }
     ~Scheduler();
     Outcome run(const Kernel& kernel, dim3 blocks, dim3 threads, size_t shared_bytes, const void* parameters);
     [[noreturn]] void stop(Fault fault, const std::string& reason);
@@ -123,6 +124,7 @@ private:
     Order order_ = Order::forward;
     uint64_t random_ = 1;
     SharedMemory shared_;
+    SignalStack signal_stack_;
 
     // The block.
     uint3 block_{};
@@ -416,7 +418,6 @@ bool Scheduler::next_block() {
 }
 
 Outcome Scheduler::run(const Kernel& kernel, dim3 blocks, dim3 threads, size_t shared_bytes, const void* parameters) {
-    catch_faults();
     kernel_ = &kernel, parameters_ = parameters, blocks_ = blocks, threads_ = threads;
     outcome_ = {};
     order_ = order_setting().order;
@@ -524,8 +525,11 @@ void at_fault(uintptr_t address, uintptr_t instruction) {
     dladdr(reinterpret_cast<void*>(instruction), &library);
     const size_t offset = instruction - reinterpret_cast<uintptr_t>(library.dli_fbase);
     char text[200];
-    if (address == 0) snprintf(text, sizeof text, "a misaligned vector access, or an address that can't be, instruction %#zx", offset);
-    else snprintf(text, sizeof text, "an access to %#zx, where there is no memory, instruction %#zx", size_t(address), offset);
+    const auto stack = reinterpret_cast<uintptr_t>(Scheduler::self()->stack);
+    const char* what = "an access to where there is no memory";
+    if (address == 0) what = "a misaligned vector access, or an address that can't be";
+    else if (address < stack && stack - address <= STACK_GUARD) what = "a thread's stack is full";
+    snprintf(text, sizeof text, "%s (address %#zx), instruction %#zx", what, static_cast<size_t>(address), offset);
     const Thread& thread = Scheduler::self()->view;
     scheduler.stop(address == 0 ? Fault::misaligned : Fault::illegal_address,
                    std::string(text) + " of " + library.dli_fname + ", block " + emulator::text(thread.block) + ", thread " +

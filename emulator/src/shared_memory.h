@@ -25,7 +25,7 @@ private:
 
     unsigned char* memory_ = nullptr;
     unsigned char* data_ = nullptr;
-    size_t bytes_ = 0, stride_ = 0, places_ = 1, place_ = 0;
+    size_t bytes_ = 0, capacity_ = 0, stride_ = 0, places_ = 1, place_ = 0;
     bool reused_ = false;
 };
 

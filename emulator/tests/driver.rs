@@ -194,7 +194,7 @@ fn an_access_to_nowhere_is_an_error_that_stays() {
     let error = raw.wait();
     assert_eq!(error, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
     let reason = text(error);
-    assert!(reason.starts_with("fill: an access to 0x1000, where there is no memory"), "{reason}");
+    assert!(reason.starts_with("fill: an access to where there is no memory (address 0x1000)"), "{reason}");
     assert!(reason.ends_with("block (0,0,0), thread (0,0,0)"), "{reason}");
     assert_eq!([raw.fill(address, 10), raw.wait(), raw.free(address)], [error; 3]);
     // Streams of others go on.

@@ -6,7 +6,7 @@ mod programs;
 use programs::{Mode, Program};
 
 /// Each fault, the modes of which at least one order must find it, and what it then says.
-const FAULTS: [(&str, &[Mode], &[&str]); 15] = {
+const FAULTS: [(&str, &[Mode], &[&str]); 16] = {
     use Mode::{Address, Plain, Thread};
     [
         ("nothing", &[], &[]),
@@ -32,6 +32,7 @@ const FAULTS: [(&str, &[Mode], &[&str]); 15] = {
         ("shared memory overflows", &[Plain, Address, Thread], &["outside its 5120 bytes", "use-after-poison"]),
         ("shared memory is read that nobody wrote", &[Plain, Address, Thread], &["WRONG"]),
         ("blocks write to one place", &[Thread], &["data race"]),
+        ("a stack overflows", &[Plain, Address], &["a thread's stack is full", "stack-overflow"]),
     ]
 };
 

@@ -24,7 +24,7 @@ Kernel kernel_with(int bug, std::integer_sequence<int, bugs...>) {
     return {"multiply", sizeof(Multiply), calls[bug]};
 }
 
-using Bugs = std::make_integer_sequence<int, BLOCKS_RACE + 1>;
+using Bugs = std::make_integer_sequence<int, STACK_OVERFLOW + 1>;
 
 template <class T>
 T* make(size_t count) {

@@ -20,6 +20,7 @@ enum Bug {
     SHARED_OVERFLOW,     // writes past the end of shared memory
     UNWRITTEN,           // reads shared memory that nobody wrote
     BLOCKS_RACE,         // blocks write to one place
+    STACK_OVERFLOW,      // a recursion that goes too deep
 };
 
 struct Multiply {
@@ -52,6 +53,12 @@ DEVICE void load_tile(const Multiply& p, __nv_bfloat16* tile, int tile_k) {
     }
 }
 
+__device__ __noinline__ int recurse(int depth) {
+    volatile int much[64];
+    much[depth % 64] = depth;
+    return depth == 0 ? 0 : recurse(depth - 1) + much[depth % 64];
+}
+
 template <int BUG>
 DEVICE void multiply(const Multiply& p) {
     SHARED_MEMORY(shared);
@@ -59,6 +66,7 @@ DEVICE void multiply(const Multiply& p) {
     auto* result = reinterpret_cast<float*>(shared + 2 * TILE * 2);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float d[2][4] = {};
+    if (BUG == STACK_OVERFLOW && threadIdx.x == 1) d[0][0] = static_cast<float>(recurse(100000));
     const int tiles = (p.k + DEPTH - 1) / DEPTH;
     load_tile<BUG>(p, buffers, 0);
     cp_async_commit();
