@@ -1,5 +1,5 @@
-// What all attention kernels share: their parameters, where a sequence lies in the tensors, which keys a query sees, the
-// user's mask, and dropout. The twin of `Attention` in crates/cuda/src/attention.rs.
+// What all attention kernels share: their parameters, where a sequence lies in the tensors, which keys a query sees,
+// the user's mask, and dropout. The twin of `Attention` in crates/cuda/src/attention.rs.
 //
 // The mathematics is derived once, in crates/cpu/src/attention_grad.rs (and with the tape's names in
 // crates/core/src/ops/attention.rs); causal and window are aligned at the bottom right (`AttentionSpec`).
@@ -14,9 +14,9 @@ struct Attention {
     Tensor lse, delta;        // [batch, heads, Tq]; natural logarithm, -inf where a row sees nothing
     Tensor dq, dk, dv;        // as q, k, v
     Tensor dmask;             // [batch or 1, heads or 1, Tq or 1, Tk]
-    // Null, or where sequences begin in tensors of batch 1, and behind the last one where it ends: [sequences + 1]. Queries
-    // of sequence s are times cumulative_q[s] .. cumulative_q[s + 1]; they see keys of their own sequence only, and `causal`
-    // and `window` count in the sequence. All else is as if it were one long sequence with such a mask.
+    // Null, or where sequences begin in tensors of batch 1, and behind the last one where it ends: [sequences + 1].
+    // Queries of sequence s are times cumulative_q[s] .. cumulative_q[s + 1]; they see keys of their own sequence only,
+    // and `causal` and `window` count in the sequence. All else is as if it were one long sequence with such a mask.
     const int32_t *cumulative_q, *cumulative_k;
     int64_t sequences;        // the batch, if they aren't given
     int64_t longest_q, longest_k;
@@ -27,7 +27,16 @@ struct Attention {
     int32_t causal, drops;
     int32_t aligned;          // bits of ALIGNED_*: whose rows can be copied 16 bytes at a time
 };
-enum : int32_t { ALIGNED_Q = 1, ALIGNED_K = 2, ALIGNED_V = 4, ALIGNED_G = 8, ALIGNED_OUT = 16, ALIGNED_DQ = 32, ALIGNED_DK = 64, ALIGNED_DV = 128 };
+enum Aligned : int32_t {
+    ALIGNED_Q = 1,
+    ALIGNED_K = 2,
+    ALIGNED_V = 4,
+    ALIGNED_G = 8,
+    ALIGNED_OUT = 16,
+    ALIGNED_DQ = 32,
+    ALIGNED_DK = 64,
+    ALIGNED_DV = 128,
+};
 
 // Where a sequence lies, and what its queries see. Times i and j count in the sequence.
 struct Sequence {
@@ -77,6 +86,13 @@ struct Matrix {
           column(t.strides[3]), rows(times), columns(int(t.shape[3])) {}
     DEVICE int64_t at(int r, int c) const { return start + r * row + c * column; }
 };
+
+DEVICE Matrix query_rows(const Tensor& t, const Sequence& s, int64_t head) {
+    return Matrix(t, s.batch, s.first_q, head, s.queries);
+}
+DEVICE Matrix key_rows(const Tensor& t, const Sequence& s, int64_t kv_head) {
+    return Matrix(t, s.batch, s.first_k, kv_head, s.keys);
+}
 
 // What a row of scores needs to be masked and dropped: query i of a sequence, one head.
 template <class C>

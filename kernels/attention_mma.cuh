@@ -1,18 +1,19 @@
-// Attention for bf16 and f16 by mma.sync: tiles in shared memory and fragments in registers. The kernels that are made of
-// them are in attention_mma_forward.cu, attention_mma_grad_kv.cu and attention_mma_grad_q.cu.
+// Attention for bf16 and f16 by mma.sync: tiles in shared memory and fragments in registers. The kernels that are made
+// of them are in attention_mma_forward.cu, attention_mma_grad_kv.cu and attention_mma_grad_q.cu.
 //
-// A block is 4 warps. A tile is ROWS rows of D elements, D the head size rounded up to a template's (32, 64, 128 or 256): what
-// lies behind the head size, or behind the last row, is zeros. Rows are cut into chunks of 8 elements, 16 bytes, and the
-// chunks of a row are permuted (XOR with the row) so that the 8 rows that ldmatrix reads at a time, one chunk each, lie in
-// different banks.
+// A block is 4 warps. A tile is ROWS rows of D elements, D the head size rounded up to a template's (32, 64, 128 or
+// 256): what lies behind the head size, or behind the last row, is zeros. Rows are cut into chunks of 8 elements, 16
+// bytes, and the chunks of a row are permuted (XOR with the row) so that the 8 rows that ldmatrix reads at a time, one
+// chunk each, lie in different banks.
 //
-// Copies from global memory are asynchronous where a tensor's rows are 16-byte aligned, else element by element: any strides.
-// They run one step ahead: each step waits for its own tiles, passes the one barrier, which also says that all warps are done
-// with the step before, and starts the copies of the next step into the tiles just left.
+// Copies from global memory are asynchronous where a tensor's rows are 16-byte aligned, else element by element: any
+// strides. They run one step ahead: each step waits for its own tiles, passes the one barrier, which also says that all
+// warps are done with the step before, and starts the copies of the next step into the tiles just left.
 //
-// Numerics: products of 16-bit operands summed in f32; weights and score gradients are rounded to 16 bits once, as operands of
-// the second product. Exponentials have base 2, with log2(e) multiplied into the scale; the log-sum-exp is natural outside.
-// A kernel that takes a mask or dropout is its own instantiation, `_extra`, to keep these out of the others' loops.
+// Numerics: products of 16-bit operands summed in f32; weights and score gradients are rounded to 16 bits once, as
+// operands of the second product. Exponentials have base 2, with log2(e) multiplied into the scale; the log-sum-exp is
+// natural outside. A kernel that takes a mask or dropout is its own instantiation, `_extra`, to keep these out of the
+// others' loops.
 #pragma once
 #include "attention.cuh"
 
@@ -32,8 +33,8 @@ struct Tile {
 
     static constexpr int CHUNKS = D / CHUNK;
     DEVICE T* chunk(int row, int c) const {
-        // A row of 32 (or 96) elements ends in the middle of the 128 bytes that the banks span: two rows share a permutation.
-        const int turn = CHUNKS % 8 == 0 ? row & 7 : (row >> 1) & 3;
+        // The banks span 128 bytes: two rows of 32 elements, which share a permutation.
+        const int turn = CHUNKS >= 8 ? row & 7 : (row >> 1) & 3;
         return data + (row * CHUNKS + (c ^ turn)) * CHUNK;
     }
 
@@ -42,12 +43,18 @@ struct Tile {
     DEVICE void fetch(const Matrix& m, int from, bool aligned) const {
         const T* const source = reinterpret_cast<const T*>(m.tensor.data);
         if (aligned) {
-#pragma unroll 1
-            for (int n = 0; n < ROWS * CHUNKS / THREADS; n++) {
-                const int i = threadIdx.x + n * THREADS, r = i / CHUNKS, c = i % CHUNKS, row = from + r;
-                const int columns = row < m.rows ? max(min(m.columns - c * CHUNK, CHUNK), 0) : 0;
-                const T* const part = columns > 0 ? source + m.start + row * m.row + c * CHUNK : source;
-                cp_async16(chunk(r, c), part, columns * int(sizeof(T)));
+            // A thread has one chunk of every STEP-th row.
+            static_assert(THREADS % CHUNKS == 0, "rows that a thread can step over");
+            constexpr int STEP = THREADS / CHUNKS;
+            const int r = threadIdx.x / CHUNKS, c = threadIdx.x % CHUNKS;
+            const int bytes = max(min(m.columns - c * CHUNK, CHUNK), 0) * int(sizeof(T));
+            const T* part = source + m.start + (from + r) * m.row + c * CHUNK;
+            const int64_t stride = STEP * m.row;
+#pragma unroll
+            for (int n = 0; n < ROWS / STEP; n++) {
+                // Where no bytes are read, the address may be anything.
+                cp_async16(chunk(r + n * STEP, c), part, from + r + n * STEP < m.rows ? bytes : 0);
+                part += stride;
             }
             return;
         }
@@ -71,7 +78,8 @@ struct Tile {
             if (row >= m.rows || columns <= 0) continue;
             const T* part = chunk(r, c);
             if (aligned && columns >= CHUNK) {
-                *reinterpret_cast<Quad*>(target + m.start + row * m.row + c * CHUNK) = *reinterpret_cast<const Quad*>(part);
+                T* const to = target + m.start + row * m.row + c * CHUNK;
+                *reinterpret_cast<Quad*>(to) = *reinterpret_cast<const Quad*>(part);
             } else {
                 for (int e = 0; e < min(columns, CHUNK); e++) target[m.at(row, c * CHUNK + e)] = part[e];
             }
@@ -175,8 +183,8 @@ DEVICE float row_sum(float x) {
     return x + __shfl_xor_sync(FULL_WARP, x, 2);
 }
 
-// Where a block works: `blockIdx.x` counts (tile, sequence, head), the head fastest, so that the query heads of a kv head run
-// at the same time.
+// Where a block works: `blockIdx.x` counts (tile, sequence, head), the head fastest, so that the query heads of a kv
+// head run at the same time.
 struct Place {
     int64_t sequence, head;
     int tile;

@@ -1,4 +1,5 @@
-// Forward of attention for bf16 and f16 (attention_mma.cuh). A warp has 16 M queries, a block 64 M; keys come KEYS at a time.
+// Forward of attention for bf16 and f16 (attention_mma.cuh). A warp has 16 M queries, a block 64 M; keys come KEYS at a
+// time.
 //
 //   head size   M   KEYS   shared memory
 //   32          2   64      24 KiB
@@ -6,8 +7,8 @@
 //   128         2   32      64 KiB
 //   256         1   32      96 KiB
 //
-// (one tile of queries, two each of keys and values); `_extra` kernels have M = 1. Sums, maxima and out stay in registers, out
-// goes through the queries' tile on its way to memory, whose rows each warp has for itself.
+// (one tile of queries, two each of keys and values); `_extra` kernels have M = 1. Sums, maxima and out stay in
+// registers, out goes through the queries' tile on its way to memory, whose rows each warp has for itself.
 //
 // The maximum is never clamped. A row that has seen nothing yet has maximum -inf, and 0 is subtracted in its place; NaN
 // scores, which fmaxf passes over, reach out by the sum.
@@ -23,10 +24,11 @@ DEVICE void forward(const Attention& p) {
 
     const Place place(p, p.q.shape[2]);
     const Sequence s(p, place.sequence);
-    const int tiles = int((p.longest_q + QUERIES - 1) / QUERIES), i = (tiles - 1 - place.tile) * QUERIES;  // longest first
+    // The last queries see most keys: they go first.
+    const int tiles = int((p.longest_q + QUERIES - 1) / QUERIES), i = (tiles - 1 - place.tile) * QUERIES;
     if (i >= s.queries) return;
     const int64_t head = place.head, kv_head = head / (p.q.shape[2] / p.k.shape[2]);
-    const Matrix k(p.k, s.batch, s.first_k, kv_head, s.keys), v(p.v, s.batch, s.first_k, kv_head, s.keys);
+    const Matrix k = key_rows(p.k, s, kv_head), v = key_rows(p.v, s, kv_head);
     const int first = s.first_key(i) / KEYS * KEYS, end = s.end_key(min(i + QUERIES, s.queries) - 1);
     const int steps = max(end - first + KEYS - 1, 0) / KEYS;
     const auto fetch = [&](int step) {
@@ -36,7 +38,7 @@ DEVICE void forward(const Attention& p) {
         }
         cp_async_commit();
     };
-    q_tile.template fetch<QUERIES>(Matrix(p.q, s.batch, s.first_q, head, s.queries), i, p.aligned & ALIGNED_Q);
+    q_tile.template fetch<QUERIES>(query_rows(p.q, s, head), i, p.aligned & ALIGNED_Q);
     fetch(0);
 
     const int warp_row = threadIdx.x / 32 * MMA_ROWS * M;
@@ -96,7 +98,8 @@ DEVICE void forward(const Attention& p) {
             for (int half = 0; half < 2; half++) {
                 float largest = maximum[m][half];
 #pragma unroll
-                for (int n = 0; n < N; n++) largest = fmaxf(largest, fmaxf(w[m].x[n][2 * half], w[m].x[n][2 * half + 1]));
+                for (int n = 0; n < N; n++)
+                    largest = fmaxf(largest, fmaxf(w[m].x[n][2 * half], w[m].x[n][2 * half + 1]));
                 largest = row_max(largest);
                 const float base = largest == -INFINITY ? 0.0f : largest * factor;
                 const float shrink = exp2_approx(maximum[m][half] * factor - base);
@@ -112,7 +115,10 @@ DEVICE void forward(const Attention& p) {
                     }
                 sum[m][half] = sum[m][half] * shrink + total;
 #pragma unroll
-                for (int n = 0; n < D / MMA_COLUMNS; n++) o[m].x[n][2 * half] *= shrink, o[m].x[n][2 * half + 1] *= shrink;
+                for (int n = 0; n < D / MMA_COLUMNS; n++) {
+                    o[m].x[n][2 * half] *= shrink;
+                    o[m].x[n][2 * half + 1] *= shrink;
+                }
             }
         if (MASKED && p.drops) {
 #pragma unroll
@@ -123,14 +129,15 @@ DEVICE void forward(const Attention& p) {
 #pragma unroll
                     for (int n = 0; n < N; n++)
 #pragma unroll
-                        for (int e = 2 * half; e < 2 * half + 2; e++) w[m].x[n][e] *= row.kept(j + fragment_column(n, e));
+                        for (int e = 2 * half; e < 2 * half + 2; e++)
+                            w[m].x[n][e] *= row.kept(j + fragment_column(n, e));
                 }
         }
         add_product(o, w, v_tile(step));
     }
     cp_async_wait<0>();
     __syncthreads();  // the queries' tile is there, if no step waited for it
-    const Matrix out(p.out, s.batch, s.first_q, head, s.queries);
+    const Matrix out = query_rows(p.out, s, head);
 #pragma unroll
     for (int m = 0; m < M; m++) {
         float inverse[2];
@@ -153,7 +160,9 @@ DEVICE void forward(const Attention& p) {
 #define PLAIN(T, D, M, KEYS) \
     KERNEL __launch_bounds__(THREADS) attention_##T##_##D(const Attention p) { forward<T, D, M, KEYS, false>(p); }
 #define EXTRA(T, D, M, KEYS) \
-    KERNEL __launch_bounds__(THREADS, 1) attention_##T##_##D##_extra(const Attention p) { forward<T, D, M, KEYS, true>(p); }
+    KERNEL __launch_bounds__(THREADS, 1) attention_##T##_##D##_extra(const Attention p) { \
+        forward<T, D, M, KEYS, true>(p);                                                  \
+    }
 #define KERNELS(T)        \
     PLAIN(T, 32, 2, 64)   \
     PLAIN(T, 64, 2, 64)   \

@@ -1,9 +1,9 @@
 // dk and dv of attention for bf16 and f16 (attention_mma.cuh; the mathematics is in crates/cpu/src/attention_grad.rs).
 //
-// A block owns 64 keys of one kv head, a warp 16 of them, and goes through the query heads that the kv head serves, and through
-// their queries, QUERIES at a time: every sum is made by one warp in a fixed order, without atomics. Scores are made
-// transposed, keys by queries, so that the weights and their gradients are left operands of dv += P^T g and dk += dS^T q as
-// they lie in registers.
+// A block owns 64 keys of one kv head, a warp 16 of them, and goes through the query heads that the kv head serves, and
+// through their queries, QUERIES at a time: every sum is made by one warp in a fixed order, without atomics. Scores are
+// made transposed, keys by queries, so that the weights and their gradients are left operands of dv += P^T g and dk +=
+// dS^T q as they lie in registers.
 //
 //   head size   QUERIES, with mask or dropout   shared memory
 //   32          64       32                     25 KiB
@@ -11,8 +11,8 @@
 //   128         32       16                     65 KiB
 //   256         32       16                    129 KiB, dk and dv by a kernel each: both would not fit the registers
 //
-// (a tile each of keys and values, two each of queries and g, and two times lse and delta). A weight that dropout takes is
-// marked by its sign until both products are made: weights have none of their own.
+// (a tile each of keys and values, two each of queries and g, and two times lse and delta). A weight that dropout takes
+// is marked by its sign until both products are made: weights have none of their own.
 #include "attention_mma.cuh"
 
 enum Results { BOTH, ONLY_DK, ONLY_DV };
@@ -42,8 +42,8 @@ DEVICE void grad_kv(const Attention& p) {
         if (step < steps) {
             const int64_t head = head_of(step);
             const int i = query_of(step);
-            q_tile(step).template fetch<QUERIES>(Matrix(p.q, s.batch, s.first_q, head, s.queries), i, p.aligned & ALIGNED_Q);
-            g_tile(step).template fetch<QUERIES>(Matrix(p.g, s.batch, s.first_q, head, s.queries), i, p.aligned & ALIGNED_G);
+            q_tile(step).template fetch<QUERIES>(query_rows(p.q, s, head), i, p.aligned & ALIGNED_Q);
+            g_tile(step).template fetch<QUERIES>(query_rows(p.g, s, head), i, p.aligned & ALIGNED_G);
             if (threadIdx.x < QUERIES) {
                 const int query = i + int(threadIdx.x);
                 const bool inside = query < s.queries;  // else the weights are 0
@@ -54,8 +54,8 @@ DEVICE void grad_kv(const Attention& p) {
         }
         cp_async_commit();
     };
-    k_tile.template fetch<KEYS>(Matrix(p.k, s.batch, s.first_k, kv_head, s.keys), j, p.aligned & ALIGNED_K);
-    v_tile.template fetch<KEYS>(Matrix(p.v, s.batch, s.first_k, kv_head, s.keys), j, p.aligned & ALIGNED_V);
+    k_tile.template fetch<KEYS>(key_rows(p.k, s, kv_head), j, p.aligned & ALIGNED_K);
+    v_tile.template fetch<KEYS>(key_rows(p.v, s, kv_head), j, p.aligned & ALIGNED_V);
     fetch(0);
 
     const int warp_row = threadIdx.x / 32 * MMA_ROWS;
@@ -123,19 +123,23 @@ DEVICE void grad_kv(const Attention& p) {
     if (DK) {
         dk[0].lay(k_tile, warp_row, {scale, scale});
         __syncwarp();
-        k_tile.template write<MMA_ROWS>(warp_row, Matrix(p.dk, s.batch, s.first_k, kv_head, s.keys), j, p.aligned & ALIGNED_DK);
+        k_tile.template write<MMA_ROWS>(warp_row, key_rows(p.dk, s, kv_head), j, p.aligned & ALIGNED_DK);
     }
     if (DV) {
         dv[0].lay(v_tile, warp_row, {1.0f, 1.0f});
         __syncwarp();
-        v_tile.template write<MMA_ROWS>(warp_row, Matrix(p.dv, s.batch, s.first_k, kv_head, s.keys), j, p.aligned & ALIGNED_DV);
+        v_tile.template write<MMA_ROWS>(warp_row, key_rows(p.dv, s, kv_head), j, p.aligned & ALIGNED_DV);
     }
 }
 
 #define PLAIN(T, D, QUERIES, RESULTS, name) \
-    KERNEL __launch_bounds__(THREADS) attention_grad_##name(const Attention p) { grad_kv<T, D, QUERIES, RESULTS, false>(p); }
+    KERNEL __launch_bounds__(THREADS) attention_grad_##name(const Attention p) { \
+        grad_kv<T, D, QUERIES, RESULTS, false>(p);                               \
+    }
 #define EXTRA(T, D, QUERIES, RESULTS, name) \
-    KERNEL __launch_bounds__(THREADS, 1) attention_grad_##name##_extra(const Attention p) { grad_kv<T, D, QUERIES, RESULTS, true>(p); }
+    KERNEL __launch_bounds__(THREADS, 1) attention_grad_##name##_extra(const Attention p) { \
+        grad_kv<T, D, QUERIES, RESULTS, true>(p);                                           \
+    }
 #define KERNELS(T)                             \
     PLAIN(T, 32, 64, BOTH, kv_##T##_32)        \
     PLAIN(T, 64, 64, BOTH, kv_##T##_64)        \

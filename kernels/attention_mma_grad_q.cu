@@ -21,10 +21,11 @@ DEVICE void grad_q(const Attention& p) {
 
     const Place place(p, p.q.shape[2]);
     const Sequence s(p, place.sequence);
-    const int tiles = int((p.longest_q + QUERIES - 1) / QUERIES), i = (tiles - 1 - place.tile) * QUERIES;  // longest first
+    // The last queries see most keys: they go first.
+    const int tiles = int((p.longest_q + QUERIES - 1) / QUERIES), i = (tiles - 1 - place.tile) * QUERIES;
     if (i >= s.queries) return;
     const int64_t head = place.head, kv_head = head / (p.q.shape[2] / p.k.shape[2]);
-    const Matrix k(p.k, s.batch, s.first_k, kv_head, s.keys), v(p.v, s.batch, s.first_k, kv_head, s.keys);
+    const Matrix k = key_rows(p.k, s, kv_head), v = key_rows(p.v, s, kv_head);
     const int first = s.first_key(i) / KEYS * KEYS, end = s.end_key(min(i + QUERIES, s.queries) - 1);
     const int steps = max(end - first + KEYS - 1, 0) / KEYS;
     const auto fetch = [&](int step) {
@@ -34,8 +35,8 @@ DEVICE void grad_q(const Attention& p) {
         }
         cp_async_commit();
     };
-    q_tile.template fetch<QUERIES>(Matrix(p.q, s.batch, s.first_q, head, s.queries), i, p.aligned & ALIGNED_Q);
-    g_tile.template fetch<QUERIES>(Matrix(p.g, s.batch, s.first_q, head, s.queries), i, p.aligned & ALIGNED_G);
+    q_tile.template fetch<QUERIES>(query_rows(p.q, s, head), i, p.aligned & ALIGNED_Q);
+    g_tile.template fetch<QUERIES>(query_rows(p.g, s, head), i, p.aligned & ALIGNED_G);
     fetch(0);
 
     const int warp_row = threadIdx.x / 32 * MMA_ROWS;
@@ -91,13 +92,15 @@ DEVICE void grad_q(const Attention& p) {
     __syncthreads();  // the queries' tile is there, if no step waited for it
     dq[0].lay(q_tile, warp_row, {scale, scale});
     __syncwarp();
-    q_tile.template write<MMA_ROWS>(warp_row, Matrix(p.dq, s.batch, s.first_q, head, s.queries), i, p.aligned & ALIGNED_DQ);
+    q_tile.template write<MMA_ROWS>(warp_row, query_rows(p.dq, s, head), i, p.aligned & ALIGNED_DQ);
 }
 
 #define PLAIN(T, D, KEYS) \
     KERNEL __launch_bounds__(THREADS) attention_grad_q_##T##_##D(const Attention p) { grad_q<T, D, KEYS, false>(p); }
 #define EXTRA(T, D, KEYS) \
-    KERNEL __launch_bounds__(THREADS, 1) attention_grad_q_##T##_##D##_extra(const Attention p) { grad_q<T, D, KEYS, true>(p); }
+    KERNEL __launch_bounds__(THREADS, 1) attention_grad_q_##T##_##D##_extra(const Attention p) { \
+        grad_q<T, D, KEYS, true>(p);                                                             \
+    }
 #define KERNELS(T)     \
     PLAIN(T, 32, 64)   \
     PLAIN(T, 64, 64)   \

@@ -1,23 +1,25 @@
 // Attention in float or double: any head size, strides and mixture of dtypes, every feature. The kernels of
 // attention_mma_*.cu are much faster where they apply.
 //
-// Tiles: 64 queries by 64 keys, 256 threads as 16 x 16; thread (y, x) has the scores of queries y + 16 r and keys x + 16 c,
-// r and c from 0 to 3. Products over the head size take it in slices of 32. Results of the second product (out, dq, dk, dv)
-// stay in registers, CHUNKS times 64 columns of them; a larger head size is split among blocks, each of which makes the
-// scores anew, so that neither shared memory nor registers depend on it.
+// Tiles: 64 queries by 64 keys, 256 threads as 16 x 16; thread (y, x) has the scores of queries y + 16 r and keys x +
+// 16 c, r and c from 0 to 3. Products over the head size take it in slices of 32. Results of the second product (out,
+// dq, dk, dv) stay in registers, CHUNKS times 64 columns of them; a larger head size is split among blocks, each of
+// which makes the scores anew, so that neither shared memory nor registers depend on it.
 //
-// Shared memory: two slices [64][33] of operands, or one [64][65] in the same place, and the weights [64][65]: 33 KiB in
-// float, 66 in double. The odd row lengths keep the columns that threads read at once in different banks.
+// Shared memory: two slices [64][33] of operands, or one [64][65] in the same place, and the weights [64][65]: 33 KiB
+// in float, 66 in double. The odd row lengths keep the columns that threads read at once in different banks.
 //
-// Numerics: all sums in C, in an order that depends on the shapes alone. The running maximum is never clamped: where a row
-// has seen nothing yet it is -inf, and 0 is subtracted in its place.
+// Numerics: all sums in C, in an order that depends on the shapes alone. The running maximum is never clamped: where a
+// row has seen nothing yet it is -inf, and 0 is subtracted in its place.
 //
-// Grids are one number that counts (tile, columns, head, sequence), the sequence fastest; tiles that take longest go first.
+// Grids are one number that counts (tile, columns, head, sequence), the sequence fastest; tiles that take longest go
+// first.
 #include "attention.cuh"
 #include "block.cuh"
 
 struct AttentionDelta {
     Tensor out, g, delta;
+    int32_t packed;  // rows of out and g can be read in packs
 };
 
 namespace {
@@ -93,7 +95,10 @@ DEVICE Cells<C> products(const Matrix& a, int i, const Matrix& b, int j, C* oper
         for (int d = 0; d < DEPTH; d++) {
             C u[CELLS], v[CELLS];
 #pragma unroll
-            for (int n = 0; n < CELLS; n++) u[n] = left[SIDE * n * SLICE_ROW + d], v[n] = right[SIDE * n * SLICE_ROW + d];
+            for (int n = 0; n < CELLS; n++) {
+                u[n] = left[SIDE * n * SLICE_ROW + d];
+                v[n] = right[SIDE * n * SLICE_ROW + d];
+            }
 #pragma unroll
             for (int r = 0; r < CELLS; r++)
 #pragma unroll
@@ -115,7 +120,8 @@ DEVICE void lay(const Cells<C>& w, C* weights) {
 
 // o += weights m[from + .] (or weights^T), for the chunks of columns of m from `column` on.
 template <bool TRANSPOSED, class C>
-DEVICE void add_product(Cells<C> (&o)[CHUNKS<C>], const C* weights, const Matrix& m, int from, int column, C* operands) {
+DEVICE void add_product(Cells<C> (&o)[CHUNKS<C>], const C* weights, const Matrix& m, int from, int column,
+                        C* operands) {
     constexpr int ROW = TRANSPOSED ? 1 : TILE_ROW, STEP = TRANSPOSED ? TILE_ROW : 1;
     const C* left = weights + thread_y() * ROW;
     const C* right = operands + thread_x();
@@ -130,7 +136,10 @@ DEVICE void add_product(Cells<C> (&o)[CHUNKS<C>], const C* weights, const Matrix
         for (int k = 0; k < TILE; k++) {
             C u[CELLS], v[CELLS];
 #pragma unroll
-            for (int n = 0; n < CELLS; n++) u[n] = left[SIDE * n * ROW + k * STEP], v[n] = right[k * TILE_ROW + SIDE * n];
+            for (int n = 0; n < CELLS; n++) {
+                u[n] = left[SIDE * n * ROW + k * STEP];
+                v[n] = right[k * TILE_ROW + SIDE * n];
+            }
 #pragma unroll
             for (int r = 0; r < CELLS; r++)
 #pragma unroll
@@ -172,8 +181,8 @@ DEVICE void forward(const Attention& p) {
     const int i = int(tiles - 1 - place.tile) * TILE, column = int(place.columns * wide);
     if (i >= s.queries) return;
     const int64_t head = place.head, kv_head = head / (p.q.shape[2] / p.k.shape[2]);
-    const Matrix q(p.q, s.batch, s.first_q, head, s.queries), out(p.out, s.batch, s.first_q, head, s.queries);
-    const Matrix k(p.k, s.batch, s.first_k, kv_head, s.keys), v(p.v, s.batch, s.first_k, kv_head, s.keys);
+    const Matrix q = query_rows(p.q, s, head), out = query_rows(p.out, s, head);
+    const Matrix k = key_rows(p.k, s, kv_head), v = key_rows(p.v, s, kv_head);
     const int last = min(i + TILE, s.queries) - 1, end = s.end_key(last);
     C maximum[CELLS], sum[CELLS];
     for (int r = 0; r < CELLS; r++) maximum[r] = -C(INFINITY), sum[r] = 0;
@@ -222,21 +231,40 @@ DEVICE void forward(const Attention& p) {
     write(o, factor, out, i, column);
 }
 
-// One warp a row: delta = sum of g o.
+// delta = sum of g o. A row has as many lanes of a warp as it has packs, up to all of them, or all where its elements
+// have to be read one by one.
 template <class C>
 DEVICE void delta_rows(const AttentionDelta& p) {
-    const int64_t heads = p.out.shape[2], times = p.out.shape[1], n = p.out.shape[0] * times * heads, size = p.out.shape[3];
-    const int lane = threadIdx.x % 32;
+    const Tensor &o = p.out, &g = p.g;
+    const int64_t heads = o.shape[2], times = o.shape[1], n = o.shape[0] * times * heads, size = o.shape[3];
+    int lanes = 32;
+    while (p.packed && lanes > 1 && lanes / 2 * PACK >= size) lanes /= 2;
+    const int rows = 32 / lanes, lane = threadIdx.x % lanes;
     const int64_t warps = int64_t(gridDim.x) * blockDim.x / 32;
-    for (int64_t row = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32; row < n; row += warps) {
+    const int64_t warp = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+    for (int64_t from = warp * rows; from < n; from += warps * rows) {
+        const int64_t row = from + threadIdx.x % 32 / lanes;
         const int64_t head = row % heads, time = row / heads % times, batch = row / heads / times;
-        const int64_t out = batch * p.out.strides[0] + time * p.out.strides[1] + head * p.out.strides[2];
-        const int64_t g = batch * p.g.strides[0] + time * p.g.strides[1] + head * p.g.strides[2];
+        const int64_t o_at = batch * o.strides[0] + time * o.strides[1] + head * o.strides[2];
+        const int64_t g_at = batch * g.strides[0] + time * g.strides[1] + head * g.strides[2];
         C sum = 0;
-        for (int64_t d = lane; d < size; d += 32)
-            sum += load<C>(p.out, out + d * p.out.strides[3]) * load<C>(p.g, g + d * p.g.strides[3]);
-        sum = warp_fold(sum, Add());
-        if (lane == 0)
+        if (row < n && p.packed) {
+            for (int64_t d = lane * PACK; d < size; d += lanes * PACK) {
+                C u[PACK], v[PACK];
+                if (d + PACK <= size) {
+                    load_pack(o, o_at + d, u);
+                    load_pack(g, g_at + d, v);
+                    for (int e = 0; e < PACK; e++) sum += u[e] * v[e];
+                } else {
+                    for (int64_t e = d; e < size; e++) sum += load<C>(o, o_at + e) * load<C>(g, g_at + e);
+                }
+            }
+        } else if (row < n) {
+            for (int64_t d = lane; d < size; d += lanes)
+                sum += load<C>(o, o_at + d * o.strides[3]) * load<C>(g, g_at + d * g.strides[3]);
+        }
+        for (int step = lanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, step);
+        if (row < n && lane == 0)
             store(p.delta, batch * p.delta.strides[0] + head * p.delta.strides[1] + time * p.delta.strides[2], sum);
     }
 }
@@ -245,14 +273,15 @@ DEVICE void delta_rows(const AttentionDelta& p) {
 struct Operands {
     Matrix q, k, v, g;
     DEVICE Operands(const Attention& p, const Sequence& s, int64_t head, int64_t kv_head)
-        : q(p.q, s.batch, s.first_q, head, s.queries), k(p.k, s.batch, s.first_k, kv_head, s.keys),
-          v(p.v, s.batch, s.first_k, kv_head, s.keys), g(p.g, s.batch, s.first_q, head, s.queries) {}
+        : q(query_rows(p.q, s, head)), k(key_rows(p.k, s, kv_head)), v(key_rows(p.v, s, kv_head)),
+          g(query_rows(p.g, s, head)) {}
 };
 
-// A tile of weights p, made anew, and of gradients of the scores: w = z p, ds = p (z dp - delta), 0 where nothing is seen.
+// A tile of weights p, made anew, and of gradients of the scores: w = z p, ds = p (z dp - delta), 0 where nothing is
+// seen.
 template <class C>
-DEVICE void weights_of(const Attention& p, const Sequence& s, int64_t head, const Operands& x, int i, int j, C* operands,
-                       Cells<C>& w, Cells<C>& ds) {
+DEVICE void weights_of(const Attention& p, const Sequence& s, int64_t head, const Operands& x, int i, int j,
+                       C* operands, Cells<C>& w, Cells<C>& ds) {
     w = products(x.q, i, x.k, j, operands);
     ds = products(x.g, i, x.v, j, operands);
 #pragma unroll
@@ -278,7 +307,8 @@ DEVICE void weights_of(const Attention& p, const Sequence& s, int64_t head, cons
     }
 }
 
-// One block: a tile of keys of one kv head, and some columns of dk and dv; it goes through the query heads in their order.
+// One block: a tile of keys of one kv head, and some columns of dk and dv; it goes through the query heads in their
+// order.
 template <class C>
 DEVICE void grad_kv(const Attention& p) {
     SHARED_MEMORY(shared);
@@ -304,8 +334,8 @@ DEVICE void grad_kv(const Attention& p) {
         }
     }
     const C scale = C(p.scale), scales[CELLS] = {scale, scale, scale, scale}, ones[CELLS] = {1, 1, 1, 1};
-    write(dk, scales, Matrix(p.dk, s.batch, s.first_k, kv_head, s.keys), j, column);
-    write(dv, ones, Matrix(p.dv, s.batch, s.first_k, kv_head, s.keys), j, column);
+    write(dk, scales, key_rows(p.dk, s, kv_head), j, column);
+    write(dv, ones, key_rows(p.dv, s, kv_head), j, column);
 }
 
 // One block: a tile of queries of one head, and some columns of dq.
@@ -330,12 +360,12 @@ DEVICE void grad_q(const Attention& p) {
         add_product<false>(dq, weights, x.k, j, column, operands);
     }
     const C scale = C(p.scale), scales[CELLS] = {scale, scale, scale, scale};
-    write(dq, scales, Matrix(p.dq, s.batch, s.first_q, head, s.queries), i, column);
+    write(dq, scales, query_rows(p.dq, s, head), i, column);
 }
 
-// One block: 64 keys by 64 of dmask's rows (its one row, if it has one) of one of its heads. It adds up what the mask was
-// repeated over in order: sequences, heads, tiles of queries, and last the rows of a tile. Rows and keys are counted over all
-// sequences here, so that what no sequence holds is 0.
+// One block: 64 keys by 64 of dmask's rows (its one row, if it has one) of one of its heads. It adds up what the mask
+// was repeated over in order: sequences, heads, tiles of queries, and last the rows of a tile. Rows and keys are
+// counted over all sequences here, so that what no sequence holds is 0.
 template <class C>
 DEVICE void grad_mask(const Attention& p) {
     SHARED_MEMORY(shared);
@@ -377,7 +407,8 @@ DEVICE void grad_mask(const Attention& p) {
 #pragma unroll
             for (int c = 0; c < CELLS; c++) {
                 const int64_t row = first + cell(thread_y(), r), key = j + cell(thread_x(), c);
-                if (row < out.shape[2] && key < keys) store(out, start + row * out.strides[2] + key * out.strides[3], sum.x[r][c]);
+                if (row < out.shape[2] && key < keys)
+                    store(out, start + row * out.strides[2] + key * out.strides[3], sum.x[r][c]);
             }
         return;
     }

@@ -49,6 +49,7 @@ struct Delta {
     out: TensorArg,
     g: TensorArg,
     delta: TensorArg,
+    packed: i32,
 }
 // SAFETY: the fields of `AttentionDelta` in kernels/attention_simt.cu.
 unsafe impl Parameters for Delta {}
@@ -253,7 +254,7 @@ impl Mma {
     }
 }
 
-/// True where rows of a tensor `[batch, time, heads, head size]` of 16 bits can be copied 16 bytes at a time.
+/// True where rows of a tensor `[batch, time, heads, head size]` can be copied 8 elements at a time.
 fn is_aligned(arg: &TensorArg) -> bool {
     let rows = (0..3).all(|d| arg.shape[d] <= 1 || arg.strides[d] % 8 == 0);
     arg.data.is_multiple_of(16) && rows && (arg.strides[3] == 1 || arg.shape[3] <= 1)
@@ -278,11 +279,9 @@ pub(crate) fn attention(gpu: &Gpu, operands: Operands<'_>, out: &Tensor, lse: &T
 /// delta `[batch, heads, Tq]` = sum over the head size of g o.
 pub(crate) fn attention_delta(gpu: &Gpu, o: &Tensor, g: &Tensor, delta: &Tensor) -> Result<()> {
     let name = "attention_delta";
-    let parameters = Delta {
-        out: TensorArg::plain(gpu, name, o)?,
-        g: TensorArg::plain(gpu, name, g)?,
-        delta: TensorArg::plain(gpu, name, delta)?,
-    };
+    let [out, g] = [TensorArg::plain(gpu, name, o)?, TensorArg::plain(gpu, name, g)?];
+    let packed = (is_aligned(&out) && is_aligned(&g)).into();
+    let parameters = Delta { out, g, delta: TensorArg::plain(gpu, name, delta)?, packed };
     let grid = blocks(delta.len(), THREADS as usize / 32);
     gpu.launch(Launch { kernel: &kernel_for(name, o), grid, block: THREADS, shared: 0 }, &parameters)
 }
