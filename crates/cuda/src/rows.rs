@@ -46,7 +46,7 @@ pub(crate) fn team(width: usize) -> usize {
 impl RowPlan {
     /// For rows of these operands (absent ones don't count).
     pub fn new(rows: usize, width: usize, operands: &[&TensorArg]) -> RowPlan {
-        let interleaved = width % PACK != 0;
+        let interleaved = !width.is_multiple_of(PACK);
         let packs = !interleaved && operands.iter().all(|arg| has_packed_rows(arg));
         RowPlan {
             rows: rows as i64,
@@ -77,7 +77,7 @@ pub(crate) fn has_packed_rows(arg: &TensorArg) -> bool {
     let Some(last) = (arg.rank as usize).checked_sub(1).filter(|_| arg.rank > 0) else { return true };
     let bytes = size(arg.dtype) as i64;
     let aligned = |d: usize| arg.shape[d] <= 1 || arg.strides[d] * bytes % 16 == 0;
-    (arg.shape[last] <= 1 || arg.strides[last] == 1) && arg.data % 16 == 0 && (0..last).all(aligned)
+    (arg.shape[last] <= 1 || arg.strides[last] == 1) && arg.data.is_multiple_of(16) && (0..last).all(aligned)
 }
 
 /// Bytes of an element, by the number of its dtype.
