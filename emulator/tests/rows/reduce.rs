@@ -93,6 +93,21 @@ fn not_a_number_and_infinity() {
     }
 }
 
+/// What the kernels hold for themselves is known, and bounded by shapes.
+#[test]
+fn the_workspace_is_counted() {
+    let device = retape_cuda_emulator::device();
+    assert_eq!(device.backend().scratch_bytes(), 0);
+    let x = retape_core::Tensor::full(&device, &[1 << 20], DType::F32, 1.0).unwrap();
+    let out = retape_core::Tensor::full(&device, &[1], DType::F32, 0.0).unwrap();
+    for _ in 0..2 {
+        device.backend().run(&Kernel::Reduce { f: Reduce::Sum, x: &x, out: &out }).unwrap();
+        assert_eq!(out.item().unwrap(), f64::from(1 << 20));
+        let held = device.backend().scratch_bytes();
+        assert!(held > 0 && held <= 1 << 17, "{held}");
+    }
+}
+
 /// Strides don't show in the bits.
 #[test]
 fn a_view_sums_as_its_copy() {
