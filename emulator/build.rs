@@ -164,6 +164,6 @@ fn in_parallel(count: usize, task: impl Fn(usize) -> Result<(), String> + Sync) 
             }
         };
         let workers: Vec<_> = (0..cores).map(|_| scope.spawn(worker)).collect();
-        workers.into_iter().map(|worker| worker.join().unwrap()).collect()
+        workers.into_iter().try_for_each(|worker| worker.join().unwrap())
     })
 }

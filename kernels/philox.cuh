@@ -34,5 +34,7 @@ DEVICE Words philox(const RandomStream& stream, uint64_t index) {
 // The word of one element.
 DEVICE uint32_t random_word(const RandomStream& stream, uint64_t element) {
     const Words words = philox(stream, element / 4);
-    return words.word[element % 4];
+    // By selects: an index known only at run time would put the words into memory.
+    const uint32_t low = element & 1 ? words.word[1] : words.word[0], high = element & 1 ? words.word[3] : words.word[2];
+    return element & 2 ? high : low;
 }

@@ -83,4 +83,18 @@ DEVICE void store16(void* to, const uint32_t (&x)[4]) { *static_cast<SixteenByte
 typedef __nv_bfloat16 bf16;
 typedef __half f16;
 
+// Two floats rounded to 16 bits to nearest even, `low` in the low half: one instruction.
+DEVICE uint32_t pack_bf16(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    uint32_t bits;
+    memcpy(&bits, &pair, 4);
+    return bits;
+}
+DEVICE uint32_t pack_f16(float low, float high) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    uint32_t bits;
+    memcpy(&bits, &pair, 4);
+    return bits;
+}
+
 constexpr unsigned FULL_WARP = 0xffffffffu;

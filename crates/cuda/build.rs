@@ -37,28 +37,38 @@ fn image_path(out: &Path, file: &str) -> PathBuf {
     out.join(format!("{file}.fatbin"))
 }
 
-/// An nvcc that starts.
+/// An nvcc that starts: the one that `NVCC` names, and no other where it is set; else one of the usual places.
 fn find_nvcc(root: &Path) -> Option<PathBuf> {
-    let named = env::var_os("NVCC").map(PathBuf::from);
-    let candidates = named.into_iter().chain([root.join(".cuda/nvcc"), "nvcc".into()]);
+    let candidates = match env::var_os("NVCC") {
+        Some(named) => vec![named.into()],
+        None => vec![root.join(".cuda/nvcc"), "nvcc".into()],
+    };
     candidates.into_iter().find(|nvcc| Command::new(nvcc).arg("--version").output().is_ok_and(|o| o.status.success()))
 }
 
-/// As many files at a time as there are cores.
+/// Those that have changed, as many at a time as there are cores.
 fn compile(nvcc: &Path, kernels: &Path, files: &[String], out: &Path) {
+    let changed = |path: &Path| fs::metadata(path).and_then(|m| m.modified()).expect("a source file");
+    let sources = fs::read_dir(kernels).expect("the folder of kernels").map(|entry| entry.unwrap().path());
+    let headers = sources.filter(|path| path.extension().is_some_and(|e| e == "cuh")).map(|path| changed(&path)).max();
+    let stale = |file: &&String| {
+        let image = fs::metadata(image_path(out, file)).and_then(|m| m.modified());
+        let source = changed(&kernels.join(format!("{file}.cu"))).max(headers.expect("headers"));
+        image.map_or(true, |image| image < source)
+    };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    for some in files.chunks(files.len().div_ceil(files.len().div_ceil(cores).max(1)).max(1)) {
-        let running: Vec<_> = some
-            .iter()
-            .map(|file| {
-                let mut command = Command::new(nvcc);
-                command.args(["-std=c++17", "-O3", "-lineinfo", "-fatbin", "-o"]).arg(image_path(out, file));
-                command.args(TARGETS.iter().map(|target| format!("-gencode={target}")));
-                command.arg(kernels.join(format!("{file}.cu"))).spawn().expect("nvcc starts")
-            })
-            .collect();
-        for mut child in running {
-            assert!(child.wait().expect("nvcc runs").success(), "nvcc failed; see above");
+    for some in files.iter().filter(stale).collect::<Vec<_>>().chunks(cores) {
+        let start = |file: &String| {
+            let mut command = Command::new(nvcc);
+            command.args(["-std=c++17", "-O3", "-lineinfo", "-fatbin", "-o"]).arg(image_path(out, file));
+            command.args(TARGETS.iter().map(|target| format!("-gencode={target}")));
+            (file.clone(), command.arg(kernels.join(format!("{file}.cu"))).spawn().expect("nvcc starts"))
+        };
+        for (file, mut running) in some.iter().copied().map(start).collect::<Vec<_>>() {
+            if !running.wait().expect("nvcc runs").success() {
+                let _ = fs::remove_file(image_path(out, &file));
+                panic!("nvcc failed on {file}.cu; see above");
+            }
         }
     }
 }

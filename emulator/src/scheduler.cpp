@@ -226,7 +226,8 @@ Fiber* Scheduler::fresh_fiber(int index) {
 void Scheduler::begin(Fiber* fiber, int index) {
     fiber->index = index;
     const unsigned x = threads_.x, y = threads_.y, i = static_cast<unsigned>(index);
-    fiber->view = {{i % x, i / x % y, i / (x * y)}, block_, threads_, blocks_, index & 31};
+    const uint3 thread = i < x ? uint3{i, 0, 0} : uint3{i % x, i / x % y, i / (x * y)};
+    fiber->view = {thread, block_, threads_, blocks_, index & 31};
     slots_[index].state = State::runnable;
     slots_[index].fiber = fiber;
 }

@@ -60,10 +60,8 @@ impl Raw {
     fn allocate(&self, bytes: usize) -> u64 {
         let mut address = 0;
         // SAFETY: writes one address.
-        assert_eq!(
-            unsafe { sys::cuMemAllocAsync(&mut address, bytes, self.stream.as_inner()) },
-            CUresult::CUDA_SUCCESS
-        );
+        let taken = unsafe { sys::cuMemAllocAsync(&mut address, bytes, self.stream.as_inner()) };
+        assert_eq!(taken, CUresult::CUDA_SUCCESS);
         address
     }
 

@@ -1,7 +1,9 @@
 //! Shared helpers of the whole-system tests.
 
 pub mod choices;
+pub mod conformance;
 pub mod fuzz;
+pub mod gpt_curve;
 pub mod layouts;
 pub mod patterns;
 pub mod programs;

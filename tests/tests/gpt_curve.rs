@@ -1,190 +1,14 @@
 //! A small GPT-2 against a golden training run of PyTorch on real text: losses, gradients, activations, parameters and
 //! generated text; then the same run under every preset, whose gradients have the same bits as without a policy.
-//!
-//! The golden files are `tests/fixtures/gpt_curve`, or the folder named by `RETAPE_GPT_CURVE`. Sizes are read from the
-//! weights and `curve.json`.
 
 use approx::{assert_abs_diff_eq, assert_relative_eq};
-use retape_core::{DType, Device, Gradients, Kind, Policy, Tape, TapeOptions, Tensor};
-use retape_nn::checkpoint::{self, Cast, File};
-use retape_nn::{AdamW, AdamWConfig, AttentionForm, Gpt, GptConfig, Parameter};
+use retape_core::{DType, Kind, Policy, Tape, TapeOptions, Tensor};
+use retape_nn::{AttentionForm, GptConfig, Parameter};
 use retape_policy::{Context, PRESETS};
-use serde_json::Value;
-use std::path::PathBuf;
+use retape_tests::gpt_curve::{Golden, compare_curve, largest_difference, step, tolerance};
 use std::rc::Rc;
 
 const FORMS: [AttentionForm; 2] = [AttentionForm::Flash, AttentionForm::Explicit];
-
-/// How far a dtype may be from the golden numbers.
-struct Tolerance {
-    /// Relative, of losses.
-    loss: f64,
-    /// Relative, of gradient norms.
-    norm: f64,
-    /// Absolute, of each element of each gradient of step 1.
-    gradient: f64,
-}
-
-fn tolerance(dtype: DType) -> Tolerance {
-    match dtype {
-        DType::F64 => Tolerance { loss: 1e-10, norm: 1e-10, gradient: 1e-12 },
-        _ => Tolerance { loss: 5e-6, norm: 1e-4, gradient: 1e-6 },
-    }
-}
-
-/// The golden run.
-struct Golden {
-    folder: PathBuf,
-    curve: Value,
-    batches: Tensor,
-}
-
-impl Golden {
-    fn open(host: &Device) -> Golden {
-        let folder = std::env::var_os("RETAPE_GPT_CURVE")
-            .map_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/gpt_curve")), PathBuf::from);
-        let text = std::fs::read_to_string(folder.join("curve.json"));
-        let text = text.unwrap_or_else(|e| panic!("no golden run in {}: curve.json: {e}", folder.display()));
-        let curve: Value = serde_json::from_str(&text).expect("curve.json is JSON");
-        assert_eq!(curve["format"], 1, "the format of {}", folder.display());
-        assert!(
-            curve["runs"].as_object().is_some_and(|runs| !runs.is_empty()),
-            "{} holds no runs: nothing would be tested",
-            folder.display()
-        );
-        let batches = checkpoint::open(&folder.join("batches.safetensors")).unwrap();
-        Golden { batches: batches.read("tokens", host).unwrap(), folder, curve }
-    }
-
-    fn file(&self, name: &str) -> File {
-        checkpoint::open(&self.folder.join(format!("{name}.safetensors"))).unwrap()
-    }
-
-    /// Losses or gradient norms of a run such as `f64.all`.
-    fn numbers(&self, run: &str, what: &str) -> Vec<f64> {
-        let numbers = self.curve["runs"][run][what].as_array();
-        let numbers = numbers.unwrap_or_else(|| panic!("curve.json has no {what} of run {run}"));
-        assert!(!numbers.is_empty(), "{what} of run {run} is empty");
-        numbers.iter().map(|v| v.as_f64().expect("a number")).collect()
-    }
-
-    /// Sizes from the weights; heads and the layer norms' epsilon only `curve.json` knows.
-    fn config(&self, weights: &str, dtype: DType, attention: AttentionForm) -> GptConfig {
-        let file = self.file(weights);
-        let names = file.names();
-        let shape = |name: &str| file.read(name, self.batches.device()).unwrap().shape().to_vec();
-        let (wte, wpe) = (shape("transformer.wte.weight"), shape("transformer.wpe.weight"));
-        let model = &self.curve["model"];
-        assert_eq!(model["ln_eps"], 1e-5);
-        assert_eq!(model["gelu"], "tanh");
-        let heads = model["heads"].as_u64().unwrap() as usize;
-        GptConfig {
-            layers: names.iter().filter(|n| n.ends_with(".ln_1.weight")).count(),
-            dim: wte[1],
-            heads,
-            kv_heads: heads,
-            seq: wpe[0],
-            batch: self.batches.shape()[1],
-            vocab: wte[0],
-            dropout: 0.0,
-            linear_bias: names.iter().any(|n| n.ends_with("c_fc.bias")),
-            tied: !names.iter().any(|n| n == "lm_head.weight"),
-            attention,
-            dtype,
-        }
-    }
-
-    fn model(&self, device: &Device, weights: &str, config: &GptConfig) -> Gpt {
-        let model = Gpt::new(device, config, 0).unwrap();
-        let path = self.folder.join(format!("{weights}.safetensors"));
-        checkpoint::load_parameters(&path, &model.parameters(), Cast::Allow).unwrap();
-        model
-    }
-
-    /// Tokens and targets of a step.
-    fn batch(&self, step: usize, device: &Device) -> (Tensor, Tensor) {
-        let batch = self.batches.narrow(0, step, 1).unwrap();
-        let &[_, rows, window] = batch.shape() else { panic!("tokens are [steps, batch, seq + 1]") };
-        let bytes = batch.to_vec::<u8>().unwrap();
-        let part = |from: usize| {
-            let rows = bytes.chunks(window).flat_map(|row| row[from..from + window - 1].iter().map(|&b| i64::from(b)));
-            rows.collect::<Vec<_>>()
-        };
-        let tensor = |from| Tensor::from_slice(device, &[rows, window - 1], &part(from)).unwrap();
-        (tensor(0), tensor(1))
-    }
-
-    fn optimizer(&self, model: &Gpt, decay: &str) -> AdamW {
-        let settings = &self.curve["adamw"];
-        let number = |v: &Value| v.as_f64().unwrap();
-        let config = AdamWConfig {
-            lr: number(&settings["lr"]),
-            beta1: number(&settings["betas"][0]),
-            beta2: number(&settings["betas"][1]),
-            eps: number(&settings["eps"]),
-            weight_decay: number(&settings["weight_decay"]),
-        };
-        match decay {
-            "all" => AdamW::decay_all(model.parameters(), config),
-            "2d" => AdamW::decay_matrices(model.parameters(), config),
-            other => panic!("decay rule {other}"),
-        }
-        .unwrap()
-    }
-}
-
-/// One step under a policy: loss and gradients.
-fn step(model: &Gpt, options: TapeOptions, (tokens, targets): &(Tensor, Tensor)) -> (f64, Gradients) {
-    let tape = Tape::with(tokens.device(), options);
-    let loss = model.loss(&tape, tokens, targets).unwrap();
-    let value = loss.item().unwrap();
-    (value, tape.backward(&loss).unwrap())
-}
-
-fn norm(gradients: &Gradients, parameters: &[Parameter]) -> f64 {
-    retape_nn::clip_grad_norm(gradients, parameters, f64::INFINITY).unwrap().norm
-}
-
-/// The largest absolute difference of two tensors' elements, which must have one shape.
-fn largest_difference(what: &str, ours: &Tensor, golden: &Tensor) -> f64 {
-    assert_eq!(ours.shape(), golden.shape(), "shape of {what}");
-    let (ours, golden) = (ours.to_f64_vec().unwrap(), golden.to_f64_vec().unwrap());
-    let differences = ours.iter().zip(&golden).map(|(a, b)| (a - b).abs());
-    differences.fold(0.0, |most: f64, d| if d.is_nan() { f64::NAN } else { most.max(d) })
-}
-
-/// Trains for as many steps as the golden run of `losses` has, and compares each loss (and gradient norm, where given).
-fn compare_curve(
-    golden: &Golden,
-    dtype: DType,
-    form: AttentionForm,
-    weights: &str,
-    run: &str,
-    decay: &str,
-    losses: &str,
-) {
-    let device = retape_cpu::device();
-    let config = golden.config(weights, dtype, form);
-    let model = golden.model(&device, weights, &config);
-    let parameters = model.parameters();
-    let mut optimizer = golden.optimizer(&model, decay);
-    let tolerance = tolerance(dtype);
-    let (losses, norms) = (golden.numbers(run, losses), golden.numbers(run, "grad_norm"));
-    let (mut worst_loss, mut worst_norm) = (0.0f64, 0.0f64);
-    for (i, &expected) in losses.iter().enumerate() {
-        let (loss, gradients) = step(&model, TapeOptions::default(), &golden.batch(i, &device));
-        assert_relative_eq!(loss, expected, max_relative = tolerance.loss, epsilon = 0.0);
-        worst_loss = worst_loss.max((loss - expected).abs() / expected);
-        if let Some(&expected) = norms.get(i) {
-            let norm = norm(&gradients, &parameters);
-            assert_relative_eq!(norm, expected, max_relative = tolerance.norm, epsilon = 0.0);
-            worst_norm = worst_norm.max((norm - expected).abs() / expected);
-        }
-        optimizer.step(&gradients, 1.0).unwrap();
-    }
-    let steps = losses.len();
-    println!("{run} {form:?} {steps} steps: loss {worst_loss:.1e}, gradient norm {worst_norm:.1e} relative");
-}
 
 fn dtype_name(dtype: DType) -> &'static str {
     if dtype == DType::F64 { "f64" } else { "f32" }
@@ -196,7 +20,7 @@ fn fresh(dtype: DType, losses: &str) {
     for decay in ["all", "2d"] {
         for form in FORMS {
             let run = format!("{}.{decay}", dtype_name(dtype));
-            compare_curve(&golden, dtype, form, "init", &run, decay, losses);
+            compare_curve(&retape_cpu::device(), &golden, dtype, form, "init", &run, losses);
         }
     }
 }
@@ -205,7 +29,7 @@ fn warm(dtype: DType) {
     let golden = Golden::open(&retape_cpu::device());
     for form in FORMS {
         let run = format!("warm.{}.all", dtype_name(dtype));
-        compare_curve(&golden, dtype, form, "warm", &run, "all", "loss");
+        compare_curve(&retape_cpu::device(), &golden, dtype, form, "warm", &run, "loss");
     }
 }
 

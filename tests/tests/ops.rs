@@ -2,26 +2,12 @@
 
 use retape_core::kernel::{Binary, Unary};
 use retape_core::ops::*;
-use retape_core::{
-    DType, Device, Error, Int8Spec, Kernel, Kind, Mark, Result, Tape, Tensor, Var, check_gradients, meta,
-};
+use retape_core::{DType, Device, Kernel, Result, Tape, Tensor, check_gradients, meta};
+use retape_tests::conformance::{FLOATS, label, marks, marks_don_t_show, outputs_are_rounded_once, strides_don_t_show};
 use retape_tests::wrapped::{self, Watch};
-use retape_tests::{SampleMarks, floats, gradient_bytes, random, relative_error, run_sample, sample_tensor};
+use retape_tests::{SampleMarks, random, relative_error, run_sample, sample_tensor};
 use std::rc::Rc;
 use std::sync::Arc;
-
-const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
-
-/// Relative L2 error of the gradients of one op whose inputs and outputs all lie as int8.
-const INT8_BOUND: f64 = 0.1;
-
-fn marks() -> Vec<Option<Mark>> {
-    vec![None, Some(Mark::Keep), Some(Mark::Recompute), Some(Mark::Int8(Int8Spec::default()))]
-}
-
-fn label(sample: &Sample) -> String {
-    format!("{:?} / {}", sample.op, sample.name)
-}
 
 #[test]
 fn every_op_has_samples_and_the_edges_among_them() {
@@ -79,112 +65,19 @@ fn single_precision_agrees_with_double() {
     }
 }
 
-/// Every mark on every op's inputs and outputs: the bits of all-unmarked (int8 apart), the dry run's bytes, nothing
-/// left, and equal bits in every pass of a retained tape.
+/// Every mark on every op's inputs and outputs.
 #[test]
 fn every_mark_on_every_op() {
-    for dtype in FLOATS {
-        let device = retape_cpu::device();
-        for sample in Op::all_samples() {
-            let plain = run_sample(&device, &sample, dtype, SampleMarks::default(), 1).unwrap();
-            for inputs in marks() {
-                for outputs in marks() {
-                    let marks = SampleMarks { inputs, outputs };
-                    let context = || format!("{dtype} {} with {marks:?}", label(&sample));
-                    let run = match run_sample(&device, &sample, dtype, marks, 1) {
-                        Ok(run) => run,
-                        // Refused where an input is read exactly.
-                        Err(Error::MarkNotAllowed { mark: "int8", .. })
-                            if sample.op.rule().saves(&[true; 3]).iter().any(|s| s.exact) =>
-                        {
-                            continue;
-                        }
-                        // -inf and NaN have no int8; that is an error by default.
-                        Err(Error::NonFinite { .. }) => continue,
-                        Err(error) => panic!("{}: {error}", context()),
-                    };
-                    assert_eq!(run.left, 0, "{}", context());
-                    assert_eq!(run.outputs, plain.outputs, "{}", context());
-                    let int8 = [inputs, outputs].iter().any(|m| matches!(m, Some(Mark::Int8(_))));
-                    if int8 {
-                        // Over all inputs together: one that sums over a broadcast may cancel to nearly nothing.
-                        let error = relative_error(&run.numbers.concat(), &plain.numbers.concat());
-                        assert!(!sample.smooth || error < INT8_BOUND, "{}: gradient error {error}", context());
-                    } else {
-                        assert_eq!(run.gradients, plain.gradients, "{}", context());
-                    }
-                    let dry = run_sample(&meta(), &sample, dtype, marks, 1).unwrap();
-                    assert_eq!((dry.peak, dry.fingerprint), (run.peak, run.fingerprint), "{}", context());
-                    let again = run_sample(&device, &sample, dtype, marks, 3).unwrap();
-                    assert!(again.gradients.iter().all(|g| *g == run.gradients[0]), "{}", context());
-                    let dry = run_sample(&meta(), &sample, dtype, marks, 3).unwrap();
-                    assert_eq!((dry.peak, dry.fingerprint), (again.peak, again.fingerprint), "{}", context());
-                }
-            }
-        }
-    }
+    let pairs = marks().into_iter().flat_map(|inputs| marks().map(|outputs| SampleMarks { inputs, outputs }));
+    let refused = marks_don_t_show(&retape_cpu::device(), &FLOATS, &pairs.collect::<Vec<_>>());
+    assert!(refused.is_empty(), "{refused:?}");
 }
 
-/// What one run of an op gave: outputs and gradients with their dtypes.
-struct Run {
-    outputs: Vec<(DType, Vec<f64>)>,
-    gradients: Vec<Vec<f64>>,
-}
-
-/// Runs a sample whose inputs, and the gradients of its outputs, are rounded to `rounded` and then computed in `dtype`.
-fn run_rounded(device: &Device, sample: &Sample, rounded: DType, dtype: DType) -> Result<Run> {
-    let cast = |t: Tensor| if t.dtype().is_float() && rounded != dtype { t.cast(dtype, Kind::Input) } else { Ok(t) };
-    let tape = Tape::new(device);
-    let leaves = sample.inputs.iter().map(|i| {
-        let t = cast(sample_tensor(device, i, rounded))?;
-        if t.dtype().is_float() { tape.leaf(&t) } else { tape.constant(&t) }
-    });
-    let leaves: Vec<_> = leaves.collect::<Result<_>>()?;
-    let outputs = leaves[0].apply_all(sample.op.clone(), &leaves[1..].iter().collect::<Vec<_>>())?;
-    let numbers = |y: &Var| Ok((y.dtype(), y.tensor()?.to_f64_vec()?));
-    let outputs_as_numbers = outputs.iter().map(numbers).collect::<Result<_>>()?;
-    let differentiable: Vec<&Var> = outputs.iter().filter(|y| y.dtype().is_float()).collect();
-    let seed = |y: &&Var| random(device, &y.shape(), 4, rounded).cast(y.dtype(), Kind::Input);
-    let seeds: Vec<Tensor> = differentiable.iter().map(seed).collect::<Result<_>>()?;
-    let gradients = tape.backward_from(&differentiable.into_iter().zip(&seeds).collect::<Vec<_>>(), false)?;
-    let gradient = |x: &Var| gradients.of(x).map_or(Ok(Vec::new()), Tensor::to_f64_vec);
-    Ok(Run { outputs: outputs_as_numbers, gradients: leaves.iter().map(gradient).collect::<Result<_>>()? })
-}
-
-/// In bf16 and f16 an output is the exact result rounded once (to nearest even; f32's own error aside), and a gradient,
-/// which may be put together from rounded ones, is near it. Tolerances are in units of u, half the distance of 1 to the
-/// next number.
 #[test]
 fn sixteen_bits_are_rounded_once() {
     let device = wrapped::device(Arc::new(Watch { poison: true, ..Watch::default() }));
-    for (half, u) in [(DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-11))] {
-        for sample in Op::all_samples() {
-            let actual =
-                run_rounded(&device, &sample, half, half).unwrap_or_else(|e| panic!("{half} {}: {e}", label(&sample)));
-            let expected = run_rounded(&device, &sample, half, DType::F64).unwrap();
-            let outputs = actual.outputs.iter().zip(&expected.outputs).map(|((d, a), (_, e))| ("output", *d, a, e));
-            let gradients = actual.gradients.iter().zip(&expected.gradients).map(|(a, e)| ("gradient", half, a, e));
-            let numbers = || expected.outputs.iter().map(|o| &o.1).chain(&expected.gradients).flatten();
-            let largest = numbers().filter(|x| x.is_finite()).fold(1.0, |m: f64, x| m.max(x.abs()));
-            for (what, dtype, actual, expected) in outputs.chain(gradients) {
-                assert_eq!(actual.len(), expected.len(), "{half} {}: {what}", label(&sample));
-                let rounded = if dtype.is_float() {
-                    floats(&device, &[expected.len()], expected, dtype).to_f64_vec().unwrap()
-                } else {
-                    expected.clone()
-                };
-                let allowed = |e: f64| match what {
-                    "output" => u * e.abs() + 2e-5 * largest,
-                    _ => 4.0 * u * largest,
-                };
-                for ((&a, &e), &r) in actual.iter().zip(expected).zip(&rounded) {
-                    let same = a == r || a.is_nan() && r.is_nan();
-                    let near = a.is_finite() && (a - e).abs() <= allowed(e);
-                    assert!(same || near, "{half} {}: {what} {a:e}, expected {e:e}", label(&sample));
-                }
-            }
-        }
-    }
+    let refused = outputs_are_rounded_once(&device, &device, &[DType::BF16, DType::F16]);
+    assert!(refused.is_empty(), "{refused:?}");
 }
 
 /// New memory holds NaN: nothing is read that wasn't written, and everything is written.
@@ -204,35 +97,10 @@ fn what_memory_held_doesn_t_show() {
     }
 }
 
-/// A strided input gives the bits of its contiguous copy.
 #[test]
-fn strides_don_t_show_in_the_numbers() {
-    let device = retape_cpu::device();
-    for (sample, dtype) in Op::all_samples().into_iter().flat_map(|s| FLOATS.map(|dtype| (s.clone(), dtype))) {
-        if sample.inputs.iter().all(|i| i.memory == SampleMemory::Contiguous) {
-            continue;
-        }
-        let run = |contiguous: bool| -> Result<Vec<Vec<u8>>> {
-            let tape = Tape::new(&device);
-            let leaves = sample.inputs.iter().map(|i| {
-                let t = sample_tensor(&device, i, dtype);
-                let t = if contiguous { t.copy(Kind::Input)? } else { t };
-                if t.dtype().is_float() { tape.leaf(&t) } else { tape.constant(&t) }
-            });
-            let leaves: Vec<_> = leaves.collect::<Result<_>>()?;
-            let outputs = leaves[0].apply_all(sample.op.clone(), &leaves[1..].iter().collect::<Vec<_>>())?;
-            let mut bytes: Vec<Vec<u8>> = outputs.iter().map(|y| y.tensor()?.to_bytes()).collect::<Result<_>>()?;
-            let differentiable: Vec<_> = outputs.iter().filter(|y| y.dtype().is_float()).collect();
-            let seeds: Vec<Tensor> = differentiable
-                .iter()
-                .map(|y| random(&device, &y.shape(), 4, dtype).cast(y.dtype(), Kind::Input))
-                .collect::<Result<_>>()?;
-            let gradients = tape.backward_from(&differentiable.into_iter().zip(&seeds).collect::<Vec<_>>(), false)?;
-            bytes.extend(gradient_bytes(&gradients, &leaves)?);
-            Ok(bytes)
-        };
-        assert_eq!(run(false).unwrap(), run(true).unwrap(), "{dtype} {}", label(&sample));
-    }
+fn strides_don_t_show_in_the_bits() {
+    let refused = strides_don_t_show(&retape_cpu::device(), &FLOATS, 0.0);
+    assert!(refused.is_empty(), "{refused:?}");
 }
 
 /// A product rule with a fault: what a mistaken op would look like.

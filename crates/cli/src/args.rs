@@ -5,6 +5,7 @@ use crate::policy::{PolicySpec, parse_budget, parse_error};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use retape::policy::{PRESETS, Rule, parse_bytes};
 use retape::{DType, nn::AttentionForm, nn::GptConfig};
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -137,7 +138,7 @@ pub struct Common {
     /// Print JSON on stdout; progress and notes stay on stderr
     #[arg(long, global = true)]
     pub json: bool,
-    /// Where to compute: cpu, or meta (shapes and bytes, no numbers)
+    /// Where to compute: cpu, cuda:0 and on, or meta (shapes and bytes, no numbers)
     #[arg(long, global = true, value_name = "DEVICE", default_value = "cpu", value_parser = parse_device)]
     pub device: DeviceKind,
     /// Threads of the CPU device [default: what the machine offers]
@@ -155,15 +156,36 @@ pub struct Common {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
     Cpu,
+    Cuda(usize),
     Meta,
+}
+
+impl DeviceKind {
+    /// False on meta.
+    pub fn computes(self) -> bool {
+        self != DeviceKind::Meta
+    }
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceKind::Cpu => f.write_str("cpu"),
+            DeviceKind::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+            DeviceKind::Meta => f.write_str("meta"),
+        }
+    }
 }
 
 fn parse_device(text: &str) -> Result<DeviceKind, String> {
     match text {
         "cpu" => Ok(DeviceKind::Cpu),
+        "cuda" => Ok(DeviceKind::Cuda(0)),
         "meta" => Ok(DeviceKind::Meta),
-        _ if text.starts_with("cuda") => Err("that device isn't here; the devices are cpu and meta".into()),
-        _ => Err("there is no such device; the devices are cpu and meta".into()),
+        _ => match text.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok()) {
+            Some(ordinal) => Ok(DeviceKind::Cuda(ordinal)),
+            None => Err("there is no such device; the devices are cpu, cuda:0 (or another number) and meta".into()),
+        },
     }
 }
 

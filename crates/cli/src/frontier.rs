@@ -88,7 +88,7 @@ pub fn run(args: &FrontierArgs, common: &Common) -> Result<()> {
         resident: false,
         profile: false,
     };
-    let computes = common.device == DeviceKind::Cpu;
+    let computes = common.device.computes();
     let passes = if computes { plan.rounds + 2 + usize::from(plan.train_steps > 0) } else { 1 };
     let bar = report::progress((passes * policies.len() * attention.forms().len()) as u64);
     let tick = |what: &str| {
@@ -96,14 +96,13 @@ pub fn run(args: &FrontierArgs, common: &Common) -> Result<()> {
         bar.inc(1);
     };
     let mut cases = measure(&config, attention.forms(), &policies, plan, common, tick)?;
-    if computes {
+    if common.device == DeviceKind::Cpu {
         resident::measure(&mut cases, args.model.name(), &config, common, tick);
     }
     bar.finish_and_clear();
     let points = points(&cases, args.model.name(), &config, common)?;
-    let device = if computes { "cpu" } else { "meta" };
     let model = model::to_json(args.model.name(), &config, attention)?;
-    let document = json!({ "model": model, "device": device, "points": points });
+    let document = json!({ "model": model, "device": common.device.to_string(), "points": points });
     if let Some(dir) = &args.out {
         write(&dir.join("frontier.json"), format!("{document:#}\n").as_bytes())?;
         write(&dir.join("frontier.csv"), &csv_of(&points)?)?;
@@ -268,6 +267,7 @@ fn print(points: &[Point], name: &str, common: &Common) -> Result<()> {
     let rounds = points.first().map_or(0, |p| p.line.repeats);
     let how = match common.device {
         DeviceKind::Cpu => format!("medians of {rounds} rounds on cpu with {} threads", common.thread_count()),
+        DeviceKind::Cuda(_) => format!("medians of {rounds} rounds on {}", common.device),
         DeviceKind::Meta => "dry runs, nothing computed".to_owned(),
     };
     let mismatches = points.iter().filter(|p| p.line.peak_bytes != p.line.predicted_peak_bytes).count();

@@ -73,7 +73,7 @@ pub fn measure(
     mut tick: impl FnMut(&str),
 ) -> Result<Vec<Case>> {
     let seed = common.seed.unwrap_or(0);
-    if common.device == DeviceKind::Cpu {
+    if common.device.computes() {
         Batcher::built_in(config, seed)?; // a text that is too short is known before any dry run
     }
     let mut predictions = Vec::new();
@@ -98,7 +98,8 @@ pub fn measure(
     }
     let device = common.open_device()?;
     let first = Subject::new(&device, &GptConfig { attention: forms[0], ..config.clone() }, seed)?;
-    let resident = if plan.resident && device.computes() { first.resident_delta(&predictions[0].1)? } else { None };
+    let resident =
+        if plan.resident && common.device == DeviceKind::Cpu { first.resident_delta(&predictions[0].1)? } else { None };
     let mut subjects = vec![first];
     for &form in &forms[1..] {
         subjects.push(subjects[0].with_form(form)?);

@@ -92,6 +92,7 @@ impl Common {
     pub fn open_device(&self) -> Result<Device> {
         let device = match self.device {
             DeviceKind::Cpu => retape::cpu_with_threads(usize::from(self.threads.unwrap_or(0)))?,
+            DeviceKind::Cuda(ordinal) => retape::cuda(ordinal).map_err(|error| Failure::usage(error.to_string()))?,
             DeviceKind::Meta => retape::meta(),
         };
         device.meter().set_limit(self.memory_limit);

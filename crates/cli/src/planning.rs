@@ -1,6 +1,6 @@
 //! What a policy is for a model: a preset or a file as it is, a budget by planning.
 
-use crate::args::{Common, DeviceKind};
+use crate::args::Common;
 use crate::error::{Failure, Result};
 use crate::policy::{Budget, NamedPolicy, Planned, PolicySpec};
 use crate::report;
@@ -63,7 +63,7 @@ impl<'a> Planning<'a> {
         for _ in 0..=CALIBRATIONS {
             let mut plan = planner.plan(bytes)?;
             let planned = |plan| Planned { budget: bytes, plan: Rc::new(plan), smallest: planner.smallest() };
-            let (Some(bound), DeviceKind::Cpu) = (bound, self.common.device) else { return Ok(planned(plan)) };
+            let Some(bound) = bound.filter(|_| self.common.device.computes()) else { return Ok(planned(plan)) };
             let measured = self.gradient_error(spec, plan.policy())?;
             let estimate = plan.gradient_error_bound.unwrap_or(0.0);
             if measured <= bound {
@@ -168,10 +168,10 @@ impl<'a> Planning<'a> {
     }
 
     fn subject(&mut self, spec: &PolicySpec) -> Result<&(Subject, Gradients, String)> {
-        if self.common.device != DeviceKind::Cpu {
+        if !self.common.device.computes() {
             return Err(Failure::usage(
                 "planning with measured costs or gradient errors needs numbers, which the meta device has not; \
-                 use --device cpu, or a --profile that was saved there",
+                 use --device cpu or cuda:0, or a --profile that was saved there",
             ));
         }
         let marks = marks_of(spec);

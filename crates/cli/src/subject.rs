@@ -89,11 +89,13 @@ impl Subject {
         let tape = Tape::with(self.device(), options);
         let (cpu, start) = (process::cpu_time(), Instant::now());
         let loss = self.model.loss(&tape, &self.tokens, &self.targets)?;
+        self.device().synchronize()?;
         let forward = start.elapsed();
         let saved_bytes = tape.saved_bytes();
         drop(held);
         let start = Instant::now();
         let gradients = tape.backward(&loss)?;
+        self.device().synchronize()?;
         let backward = start.elapsed();
         let cpu = process::cpu_time() - cpu;
         let peak_bytes = meter.step_peak();

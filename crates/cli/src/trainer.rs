@@ -163,6 +163,7 @@ impl Trainer {
             }
         };
         self.done += 1;
+        device.synchronize()?;
         let (time, peak_bytes) = (start.elapsed(), device.meter().step_peak());
         Ok(Trained { loss: value, time, peak_bytes, loss_scale, updated })
     }

@@ -64,8 +64,8 @@ fn wrong_usage_and_input_is_refused_in_one_line() {
     let under_a_file = format!("{short}/out");
     let cases: &[(&[&str], &[&str])] = &[
         (&["fly"], &["fly"]),
-        (&["step", "--device", "cuda:0"], &["cuda:0", "cpu and meta"]),
-        (&["step", "--device", "abacus"], &["abacus", "cpu and meta"]),
+        (&["step", "--device", "cuda:one"], &["cuda:one", "cpu, cuda:0"]),
+        (&["step", "--device", "abacus"], &["abacus", "cpu, cuda:0"]),
         (&["step", "--memory-limit", "64KiB"], &["out of memory", "--memory-limit"]),
         (&["train", "--memory-limit", "64KiB"], &["out of memory", "--memory-limit"]),
         (&["step", "--memory-limit", "lots"], &["lots", "512MiB"]),

@@ -44,6 +44,11 @@ pub trait Backend: fmt::Debug + Send + Sync {
     /// (an index out of range) or what this backend lacks ([`Error::Unsupported`]).
     fn run(&self, kernel: &Kernel<'_>) -> Result<()>;
 
+    /// Waits until all kernels have run. `run` may only queue them, in order; reading a tensor waits by itself.
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Bytes of scratch that the kernels hold for themselves (tiles per thread, packing), outside the meter.
     fn scratch_bytes(&self) -> u64 {
         0
@@ -85,6 +90,12 @@ impl Device {
     /// True unless this is the meta device.
     pub fn computes(&self) -> bool {
         self.0.backend.computes()
+    }
+
+    /// Waits until the device has done all that it was asked for: for measuring time, as a GPU's kernels are only queued
+    /// when they are called. Reading a tensor waits by itself.
+    pub fn synchronize(&self) -> Result<()> {
+        self.backend().synchronize()
     }
 
     /// Takes counted memory. Errors with [`Error::OutOfMemory`] past the meter's limit.

@@ -273,6 +273,18 @@ pub struct AttentionSpec {
     pub stream: RandomStream,
 }
 
+/// Sequences that lie one after the other along the time of a single batch entry (a ragged batch, without padding), by their
+/// bounds: sequence s has the queries `queries[s] .. queries[s + 1]` and the keys `keys[s] .. keys[s + 1]`. Both lists begin
+/// with 0, never fall, and end with the tensors' times. A query sees keys of its own sequence alone; causality and window count
+/// within it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segments<'a> {
+    /// Bounds of the queries.
+    pub queries: &'a [usize],
+    /// Bounds of the keys, as many.
+    pub keys: &'a [usize],
+}
+
 /// One primitive kernel with its operands.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)] // operands are described with their kernel
@@ -468,6 +480,7 @@ pub enum Kernel<'a> {
         k: &'a Tensor,
         v: &'a Tensor,
         mask: Option<&'a Tensor>,
+        segments: Option<Segments<'a>>,
         spec: AttentionSpec,
         out: &'a Tensor,
         lse: &'a Tensor,
@@ -480,6 +493,7 @@ pub enum Kernel<'a> {
         k: &'a Tensor,
         v: &'a Tensor,
         mask: Option<&'a Tensor>,
+        segments: Option<Segments<'a>>,
         g: &'a Tensor,
         lse: &'a Tensor,
         delta: &'a Tensor,
@@ -493,6 +507,7 @@ pub enum Kernel<'a> {
         k: &'a Tensor,
         v: &'a Tensor,
         mask: Option<&'a Tensor>,
+        segments: Option<Segments<'a>>,
         g: &'a Tensor,
         lse: &'a Tensor,
         delta: &'a Tensor,
@@ -505,6 +520,7 @@ pub enum Kernel<'a> {
         k: &'a Tensor,
         v: &'a Tensor,
         mask: Option<&'a Tensor>,
+        segments: Option<Segments<'a>>,
         g: &'a Tensor,
         lse: &'a Tensor,
         delta: &'a Tensor,

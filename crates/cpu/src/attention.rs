@@ -14,7 +14,7 @@ use crate::math::{Float, sum_blocks};
 use crate::random::words;
 use crate::softmax::row_max;
 use crate::view::{BLOCK, Rows, Span, for_float, lanes};
-use retape_core::kernel::{AttentionSpec, RandomStream};
+use retape_core::kernel::{AttentionSpec, RandomStream, Segments};
 use retape_core::{DType, Result, Tensor};
 
 /// Queries and keys of a tile of the forward pass. Keys are a multiple of the block.
@@ -72,9 +72,10 @@ impl<T: Float> Heads<T> {
 
 /// Which keys a query sees, and which weights are dropped.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Mask {
+pub(crate) struct Mask<'a> {
     queries: usize,
     keys: usize,
+    segments: Option<Segments<'a>>,
     causal: bool,
     window: Option<usize>,
     dropout: Option<(RandomStream, u64)>,
@@ -82,32 +83,57 @@ pub(crate) struct Mask {
     pub keep: f64,
 }
 
-impl Mask {
-    pub fn new(spec: AttentionSpec, queries: usize, keys: usize) -> Mask {
+/// Where the sequence of a query or key begins and ends.
+struct Sequence {
+    first_query: usize,
+    end_query: usize,
+    first_key: usize,
+    end_key: usize,
+}
+
+impl Mask<'_> {
+    pub fn new((spec, segments): (AttentionSpec, Option<Segments<'_>>), queries: usize, keys: usize) -> Mask<'_> {
         let dropout = (spec.dropout > 0.0).then(|| (spec.stream, RandomStream::threshold(spec.dropout)));
-        Mask { queries, keys, causal: spec.causal, window: spec.window, dropout, keep: 1.0 / (1.0 - spec.dropout) }
+        let keep = 1.0 / (1.0 - spec.dropout);
+        Mask { queries, keys, segments, causal: spec.causal, window: spec.window, dropout, keep }
     }
 
-    /// Query `i` sees keys 0 .. this.
+    /// The sequence that has time `t` by `bounds`, which are the segments' queries or keys; the only one without segments.
+    #[inline(always)]
+    fn sequence(&self, t: usize, bounds: impl FnOnce(Segments<'_>) -> &[usize]) -> Sequence {
+        let (queries, keys, s) = match self.segments {
+            None => (&[0, self.queries][..], &[0, self.keys][..], 0),
+            Some(s) => (s.queries, s.keys, bounds(s).partition_point(|&bound| bound <= t).saturating_sub(1)),
+        };
+        Sequence { first_query: queries[s], end_query: queries[s + 1], first_key: keys[s], end_key: keys[s + 1] }
+    }
+
+    /// Query `i` sees keys up to before this. Causality is aligned at the end: the last query sees the last key.
     #[inline(always)]
     pub fn visible(&self, i: usize) -> usize {
-        if self.causal { (i + 1 + self.keys).saturating_sub(self.queries).min(self.keys) } else { self.keys }
+        let s = self.sequence(i, |segments| segments.queries);
+        if self.causal { (i + 1 + s.end_key).saturating_sub(s.end_query).max(s.first_key) } else { s.end_key }
     }
 
     /// Query `i` sees no key before this.
     #[inline(always)]
     pub fn first_key(&self, i: usize) -> usize {
-        self.window.map_or(0, |w| (i + 1 + self.keys).saturating_sub(self.queries).saturating_sub(w).min(self.keys))
+        let s = self.sequence(i, |segments| segments.queries);
+        let behind = |w| (i + 1 + s.end_key).saturating_sub(s.end_query).saturating_sub(w);
+        self.window.map_or(s.first_key, |w| behind(w).max(s.first_key))
     }
 
     /// Behind the last query that sees key `j`.
     pub fn end_query(&self, j: usize) -> usize {
-        self.window.map_or(self.queries, |w| (j + w + self.queries).saturating_sub(self.keys).min(self.queries))
+        let s = self.sequence(j, |segments| segments.keys);
+        let end = |w: usize| (j.saturating_add(w) + s.end_query).saturating_sub(s.end_key);
+        self.window.map_or(s.end_query, |w| end(w).clamp(s.first_query, s.end_query))
     }
 
-    /// The first query that sees key `j`, `queries` if none does.
+    /// The first query that sees key `j`; `end_query` or more if none does.
     pub fn first_query(&self, j: usize) -> usize {
-        if self.causal { (j + self.queries).saturating_sub(self.keys).min(self.queries) } else { 0 }
+        let s = self.sequence(j, |segments| segments.keys);
+        if self.causal { (j + s.end_query).saturating_sub(s.end_key).max(s.first_query) } else { s.first_query }
     }
 
     pub fn drops(&self) -> bool {
@@ -171,13 +197,13 @@ pub(crate) fn attention(
     exec: &Exec,
     (q, k, v): (&Tensor, &Tensor, &Tensor),
     bias: Option<&Tensor>,
-    spec: AttentionSpec,
+    (spec, segments): (AttentionSpec, Option<Segments<'_>>),
     out: &Tensor,
     lse: &Tensor,
 ) -> Result<()> {
     for_float!("attention", q.dtype(), T => {
         let [qs, ks, vs, outs] = [q, k, v, out].map(Heads::<T>::of);
-        let (mask, lses) = (Mask::new(spec, qs.time, ks.time), Span::<T>::of(lse));
+        let (mask, lses) = (Mask::new((spec, segments), qs.time, ks.time), Span::<T>::of(lse));
         let bias = bias.map(Bias::<T>::of);
         let blocks = qs.time.div_ceil(QUERIES);
         let heads = qs.batch * qs.heads;
@@ -247,7 +273,7 @@ fn absorb<T: Float>(
     visible: usize,
     keys: usize,
     (maximum, sum): (&mut T, &mut T),
-    mask: &Mask,
+    mask: &Mask<'_>,
     row: usize,
     j: usize,
 ) -> T {

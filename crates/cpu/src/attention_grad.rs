@@ -14,7 +14,7 @@ use crate::exec::Exec;
 use crate::gemm::{Matrix, product};
 use crate::math::Float;
 use crate::view::{BLOCK, Rows, Span, for_float, lanes};
-use retape_core::kernel::AttentionSpec;
+use retape_core::kernel::{AttentionSpec, Segments};
 use retape_core::{Result, Tensor};
 
 /// Queries and keys of a tile. Keys are a multiple of the block.
@@ -28,20 +28,21 @@ pub(crate) struct Saved<'a> {
     pub k: &'a Tensor,
     pub v: &'a Tensor,
     pub mask: Option<&'a Tensor>,
+    pub segments: Option<Segments<'a>>,
     pub g: &'a Tensor,
     pub lse: &'a Tensor,
     pub delta: &'a Tensor,
     pub spec: AttentionSpec,
 }
 
-struct Pass<T> {
+struct Pass<'a, T> {
     q: Heads<T>,
     k: Heads<T>,
     v: Heads<T>,
     g: Heads<T>,
     lse: Rows<T>,
     delta: Rows<T>,
-    mask: Mask,
+    mask: Mask<'a>,
     bias: Option<Bias<T>>,
     scale: T,
 }
@@ -54,10 +55,10 @@ struct Tiles<T> {
     g: Matrix<T>,
 }
 
-impl<T: Float> Pass<T> {
-    fn of(saved: Saved<'_>) -> Pass<T> {
+impl<'a, T: Float> Pass<'a, T> {
+    fn of(saved: Saved<'a>) -> Pass<'a, T> {
         let [q, k, v, g] = [saved.q, saved.k, saved.v, saved.g].map(Heads::<T>::of);
-        let mask = Mask::new(saved.spec, q.time, k.time);
+        let mask = Mask::new((saved.spec, saved.segments), q.time, k.time);
         let (lse, delta) = (Rows::of(saved.lse), Rows::of(saved.delta));
         let bias = saved.mask.map(Bias::of);
         Pass { q, k, v, g, lse, delta, mask, bias, scale: T::of(saved.spec.scale) }

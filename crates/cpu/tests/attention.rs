@@ -68,14 +68,29 @@ fn computed(device: &Device, dtype: DType, c: Case, [q, k, v, g]: [&Tensor; 4], 
     let poison = |shape: &[usize]| poisoned(device, dtype, shape);
     let (out, lse, delta) = (poison(q.shape()), poison(&[c.batch, c.heads, c.tq]), poison(&[c.batch, c.heads, c.tq]));
     let (dq, dk, dv) = (poison(q.shape()), poison(k.shape()), poison(v.shape()));
-    run(device, Kernel::Attention { q, k, v, mask: None, spec, out: &out, lse: &lse });
+    run(device, Kernel::Attention { q, k, v, mask: None, segments: None, spec, out: &out, lse: &lse });
     run(device, Kernel::AttentionDelta { o: &out, g, delta: &delta });
     let (lse_in, delta_in) = (&lse, &delta);
     run(
         device,
-        Kernel::AttentionGradKv { q, k, v, mask: None, g, lse: lse_in, delta: delta_in, spec, dk: &dk, dv: &dv },
+        Kernel::AttentionGradKv {
+            q,
+            k,
+            v,
+            mask: None,
+            segments: None,
+            g,
+            lse: lse_in,
+            delta: delta_in,
+            spec,
+            dk: &dk,
+            dv: &dv,
+        },
     );
-    run(device, Kernel::AttentionGradQ { q, k, v, mask: None, g, lse: lse_in, delta: delta_in, spec, dq: &dq });
+    run(
+        device,
+        Kernel::AttentionGradQ { q, k, v, mask: None, segments: None, g, lse: lse_in, delta: delta_in, spec, dq: &dq },
+    );
     [out, lse, dq, dk, dv]
 }
 
@@ -153,7 +168,7 @@ fn very_negative_scores_still_sum_to_one() {
         let k = tensor(&device, DType::F32, &[1, 70, 1, 16], &ones);
         let (out, lse) = (poisoned(&device, DType::F32, q.shape()), poisoned(&device, DType::F32, &[1, 1, 70]));
         let spec = AttentionSpec { scale: 1.0, causal: true, window: None, dropout: 0.0, stream: STREAM };
-        run(&device, Kernel::Attention { q: &q, k: &k, v: &k, mask: None, spec, out: &out, lse: &lse });
+        run(&device, Kernel::Attention { q: &q, k: &k, v: &k, mask: None, segments: None, spec, out: &out, lse: &lse });
         close("out", &out, &ones, 1e-6);
     }
     check(&device, DType::F64, PLAIN, 100.0);

@@ -48,7 +48,7 @@ fn driver() -> &'static Result<(PathBuf, libloading::Library), String> {
             // SAFETY: loading runs the library's initialisers; it is the system's CUDA driver, or what the user named as such.
             match unsafe { libloading::Library::new(&name) } {
                 Ok(library) => return Ok((name, library)),
-                Err(error) => reasons.push(format!("{}: {error}", name.display())),
+                Err(error) => reasons.push(error.to_string()),
             }
         }
         Err(reasons.join("; "))

@@ -103,9 +103,51 @@ impl TensorArg {
         Ok(args)
     }
 
+    /// Some of the tensor's dimensions, in this order, as one index: neighbours that can be are merged, and those of size 1
+    /// left out.
+    pub fn of_dims(gpu: &Gpu, kernel: &'static str, tensor: &Tensor, dims: &[usize]) -> Result<TensorArg> {
+        let mut merged: Vec<(usize, usize)> = Vec::new();
+        for &d in dims {
+            let (size, stride) = (tensor.shape()[d], tensor.layout().strides[d]);
+            match merged.last_mut() {
+                _ if size == 1 => (),
+                Some(last) if last.1 == stride * size => *last = (last.0 * size, stride),
+                _ => merged.push((size, stride)),
+            }
+        }
+        TensorArg::with(gpu, kernel, tensor, &merged)
+    }
+
+    /// All dimensions as one index.
+    pub fn flat(gpu: &Gpu, kernel: &'static str, tensor: &Tensor) -> Result<TensorArg> {
+        TensorArg::elementwise(gpu, kernel, [tensor]).map(|[arg]| arg)
+    }
+
+    /// Rows along the last dimension, the others as one index; `None` is ABSENT.
+    pub fn rows<'a>(gpu: &Gpu, kernel: &'static str, tensor: impl Into<Option<&'a Tensor>>) -> Result<TensorArg> {
+        let rows = |tensor| TensorArg::merged(gpu, kernel, [tensor], 1).map(|[arg]| arg);
+        tensor.into().map_or(Ok(TensorArg::ABSENT), rows)
+    }
+
     /// True where packs of elements may be loaded and stored as a whole (`packable` in kernels/tensor.cuh).
     pub fn is_packable(&self) -> bool {
-        self.data % 16 == 0 && self.rank <= 1 && (self.rank < 1 || self.strides[0] == 1 || self.shape[0] <= 1)
+        self.data.is_multiple_of(16) && self.rank <= 1 && (self.rank < 1 || self.strides[0] == 1 || self.shape[0] <= 1)
+    }
+
+    /// True where packs of 8 elements along the last dimension lie together, each at a multiple of 16 bytes, or are one element
+    /// repeated; so too if absent.
+    pub fn reads_in_packs(&self) -> bool {
+        let Some(last) = self.rank.checked_sub(1).filter(|&last| last >= 0).map(|last| last as usize) else {
+            return self.rank < 0 || self.data.is_multiple_of(16);
+        };
+        let outer = &self.strides[..last];
+        // A row of a matrix is whole packs; a vector may end with a part of one.
+        let whole = last == 0 || self.shape[last] % 8 == 0;
+        match self.strides[last] {
+            0 => whole,
+            1 => whole && self.data.is_multiple_of(16) && outer.iter().all(|stride| stride % 8 == 0),
+            _ => false,
+        }
     }
 }
 

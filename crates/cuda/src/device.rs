@@ -12,10 +12,14 @@ use cust::sys;
 use retape_core::{Error, Result};
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 
 /// Bytes of page-locked memory that host copies go through.
 const STAGING: usize = 4 << 20;
+/// Tables of constants that are kept on the device; then all are dropped.
+const TABLES: usize = 64;
+/// The workspace's size is a multiple of this.
+const WORKSPACE_STEP: usize = 64 << 10;
 /// Shared memory that a launch may ask for without saying so first.
 const SHARED_BY_DEFAULT: u32 = 48 << 10;
 
@@ -70,7 +74,9 @@ pub(crate) struct Gpu {
     // Dropped in this order.
     functions: Mutex<HashMap<String, Function>>,
     modules: HashMap<&'static str, Module>,
+    tables: Mutex<HashMap<Vec<i32>, usize>>,
     staging: Mutex<LockedBuffer<u8>>,
+    workspace: Mutex<Range>,
     stream: Stream,
     context: Context,
     pool: sys::CUmemoryPool,
@@ -82,6 +88,24 @@ pub(crate) struct Gpu {
 unsafe impl Send for Gpu {}
 // SAFETY: as above.
 unsafe impl Sync for Gpu {}
+
+/// Device memory.
+#[derive(Debug, Clone, Copy, Default)]
+struct Range {
+    address: usize,
+    bytes: usize,
+}
+
+/// Memory for what the launches of one kernel pass on to each other, taken until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Workspace<'a>(MutexGuard<'a, Range>);
+
+impl Workspace<'_> {
+    /// Where it starts, 256-byte aligned. Contents are undefined.
+    pub fn address(&self) -> usize {
+        self.0.address
+    }
+}
 
 /// What launches depend on.
 #[derive(Debug, Clone, Copy)]
@@ -148,7 +172,8 @@ impl Gpu {
         }
         let staging = LockedBuffer::new(&0u8, STAGING).map_err(during("taking page-locked memory"))?;
         let (name, staging, functions) = (name.to_owned(), Mutex::new(staging), Mutex::default());
-        Ok(Gpu { name, functions, modules, staging, stream, context, pool, properties })
+        let (workspace, tables) = (Mutex::default(), Mutex::default());
+        Ok(Gpu { name, functions, modules, tables, staging, workspace, stream, context, pool, properties })
     }
 
     /// The device's own pool, told to keep what is given back.
@@ -240,6 +265,24 @@ impl Gpu {
         let _ = unsafe { sys::cuMemFreeAsync(address as u64, self.stream.as_inner()) };
     }
 
+    /// At least so many bytes of scratch that outlive the call: one buffer for all kernels, which grows to what the largest
+    /// asked for. As launches run in the order in which they are queued, it may be dropped, for the next kernel to use, once
+    /// the last launch that needs it is queued.
+    pub fn workspace(&self, bytes: usize) -> Result<Workspace<'_>> {
+        let mut range = self.workspace.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if range.bytes < bytes {
+            self.release(std::mem::take(&mut *range).address);
+            let bytes = bytes.next_multiple_of(WORKSPACE_STEP);
+            *range = Range { address: self.allocate(bytes)?, bytes };
+        }
+        Ok(Workspace(range))
+    }
+
+    /// Bytes that `workspace` holds.
+    pub fn workspace_bytes(&self) -> usize {
+        self.workspace.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).bytes
+    }
+
     /// Copies host bytes to the device; they are there for whatever runs after.
     pub fn upload(&self, address: usize, bytes: &[u8]) -> Result<()> {
         self.enter()?;
@@ -273,6 +316,29 @@ impl Gpu {
             chunk.copy_from_slice(&staging[..chunk.len()]);
         }
         Ok(())
+    }
+
+    /// The address of constants on the device, copied there when they are first asked for. Valid for what is launched next.
+    pub fn table(&self, values: &[i32]) -> Result<u64> {
+        let mut tables = self.tables.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(&address) = tables.get(values) {
+            return Ok(address as u64);
+        }
+        if tables.len() == TABLES {
+            // Kernels that read them were launched before: memory is given back in that order.
+            tables.drain().for_each(|(_, address)| self.release(address));
+        }
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+        let address = self.allocate(bytes.len())?;
+        self.upload(address, &bytes)?;
+        tables.insert(values.to_vec(), address);
+        Ok(address as u64)
+    }
+
+    /// Bytes of the tables.
+    pub fn table_bytes(&self) -> u64 {
+        let tables = self.tables.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        tables.keys().map(|values| 4 * values.len() as u64).sum()
     }
 
     /// Fills bytes with one value.
@@ -345,6 +411,9 @@ impl Drop for Gpu {
     /// The last handle may go in a thread that never used the device; without its context nothing would be given back.
     fn drop(&mut self) {
         let _ = self.enter();
+        let workspace = std::mem::take(self.workspace.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        let tables = std::mem::take(self.tables.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        tables.into_values().chain([workspace.address]).for_each(|address| self.release(address));
     }
 }
 

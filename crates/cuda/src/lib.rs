@@ -8,17 +8,34 @@
 //! read back.
 
 mod argument;
+mod attention;
 mod copy;
+mod cross_entropy;
 mod cublas;
 mod device;
+mod elementwise;
+mod embedding;
+mod indexing;
+mod indices;
 mod kernels;
+mod map;
 mod matmul;
+mod norm;
 mod optimizer;
+mod pointwise_loss;
 mod quantize;
 mod random;
+mod reduce;
+mod rows;
+mod scan;
+mod softmax;
+mod sort;
+mod window;
 
+use cross_entropy::Scores;
 use cublas::CublasLt;
 use device::Gpu;
+use norm::Normed;
 use retape_core::{Backend, Buffer, Device, Error, Kernel, Result};
 use std::path::PathBuf;
 
@@ -80,11 +97,93 @@ impl Backend for Cuda {
         self.gpu.download(range("download", buffer, offset, bytes.len())?, bytes)
     }
 
+    fn synchronize(&self) -> Result<()> {
+        self.gpu.synchronize()
+    }
+
+    fn scratch_bytes(&self) -> u64 {
+        self.gpu.workspace_bytes() as u64 + self.gpu.table_bytes() + self.cublas.scratch_bytes()
+    }
+
     fn run(&self, kernel: &Kernel<'_>) -> Result<()> {
         let gpu = &self.gpu;
         match *kernel {
             Kernel::Fill { value, out } => copy::fill(gpu, value, out),
             Kernel::Copy { x, out } => copy::copy(gpu, x, out),
+            Kernel::Unary { f, x, out } => elementwise::unary(gpu, f, x, out),
+            Kernel::UnaryGrad { f, saved, g, out } => elementwise::unary_grad(gpu, f, saved, g, out),
+            Kernel::Binary { f, a, b, out } => elementwise::binary(gpu, f, a, b, out),
+            Kernel::ExtremumGrad { f, a, b, g, out } => elementwise::extremum_grad(gpu, f, a, b, g, out),
+            Kernel::Ternary { f, a, b, c, out } => elementwise::ternary(gpu, f, [a, b, c], out),
+            Kernel::ClampGrad { by, x, low, high, g, out } => elementwise::clamp_grad(gpu, by, x, (low, high), g, out),
+            Kernel::Select { cond, a, b, out } => elementwise::select(gpu, cond, a, b, out),
+            Kernel::Loss { f, x, target, weight, out } => pointwise_loss::loss(gpu, f, (x, target, weight), out),
+            Kernel::LossGrad { f, by, x, target, weight, g, out } => {
+                pointwise_loss::loss_grad(gpu, f, by, (x, target, weight), g, out)
+            }
+            Kernel::Attention { q, k, v, mask, segments, spec, out, lse } => {
+                let operands = attention::Operands { q, k, v, mask, spec, segments };
+                attention::attention(gpu, operands, out, lse)
+            }
+            Kernel::AttentionDelta { o, g, delta } => attention::attention_delta(gpu, o, g, delta),
+            Kernel::AttentionGradKv { q, k, v, mask, segments, g, lse, delta, spec, dk, dv } => {
+                let operands = attention::Operands { q, k, v, mask, spec, segments };
+                attention::attention_grad_kv(gpu, operands, attention::Saved { g, lse, delta }, dk, dv)
+            }
+            Kernel::AttentionGradQ { q, k, v, mask, segments, g, lse, delta, spec, dq } => {
+                let operands = attention::Operands { q, k, v, mask, spec, segments };
+                attention::attention_grad_q(gpu, operands, attention::Saved { g, lse, delta }, dq)
+            }
+            Kernel::AttentionGradMask { q, k, v, mask, segments, g, lse, delta, spec, dmask } => {
+                let operands = attention::Operands { q, k, v, mask, spec, segments };
+                attention::attention_grad_mask(gpu, operands, attention::Saved { g, lse, delta }, dmask)
+            }
+            Kernel::Reduce { f, x, out } => reduce::reduce(gpu, f, x, out),
+            Kernel::ReduceGrad { f, x, y, g, out } => reduce::reduce_grad(gpu, f, (x, y), g, out),
+            Kernel::SquaredNorm { x, out } => reduce::squared_norm(gpu, x, out),
+            Kernel::LayerNorm { x, weight, bias, eps, out, mean, rstd } => {
+                norm::layer_norm(gpu, Normed { x, weight, mean, rstd }, bias, eps, out)
+            }
+            Kernel::LayerNormGrad { x, weight, mean, rstd, g, out } => {
+                norm::layer_norm_grad(gpu, Normed { x, weight, mean, rstd }, g, out)
+            }
+            Kernel::LayerNormParamGrad { x, mean, rstd, g, dweight, dbias } => {
+                norm::layer_norm_param_grad(gpu, Normed { x, weight: None, mean, rstd }, g, dweight, dbias)
+            }
+            Kernel::Softmax { x, out } => softmax::softmax(gpu, x, out),
+            Kernel::SoftmaxGrad { y, g, out } => softmax::softmax_grad(gpu, y, g, out),
+            Kernel::LogSoftmax { x, out } => softmax::log_softmax(gpu, x, out),
+            Kernel::LogSoftmaxGrad { y, g, out } => softmax::log_softmax_grad(gpu, y, g, out),
+            Kernel::Triangle { x, upper, diagonal, value, out } => {
+                softmax::triangle(gpu, x, (upper, diagonal), value, out)
+            }
+            Kernel::CrossEntropy { logits, target, weight, spec, loss, lse } => {
+                cross_entropy::cross_entropy(gpu, Scores { logits, target: Some(target), weight, spec }, loss, lse)
+            }
+            Kernel::CrossEntropyGrad { logits, target, weight, lse, g, spec, out } => {
+                let scores = Scores { logits, target: Some(target), weight, spec };
+                cross_entropy::cross_entropy_grad(gpu, scores, lse, g, out)
+            }
+            Kernel::NllLossGrad { target, weight, g, spec, out } => {
+                let scores = Scores { logits: out, target: Some(target), weight, spec };
+                cross_entropy::nll_loss_grad(gpu, scores, g, out)
+            }
+            Kernel::CrossEntropyTargetGrad { logits, weight, lse, g, spec, out } => {
+                cross_entropy::target_grad(gpu, Scores { logits, target: None, weight, spec }, lse, g, out)
+            }
+            Kernel::CrossEntropyWeightGrad { logits, target, weight, lse, g, spec, out } => {
+                let scores = Scores { logits, target: Some(target), weight: Some(weight), spec };
+                cross_entropy::weight_grad(gpu, scores, lse, g, out)
+            }
+            Kernel::Embedding { table, ids, out } => embedding::embedding(gpu, table, ids, out),
+            Kernel::EmbeddingGrad { ids, g, out } => embedding::embedding_grad(gpu, ids, g, out),
+            Kernel::Gather { x, indices, wrap, out } => indexing::gather(gpu, x, indices, wrap, out),
+            Kernel::ScatterAdd { source, indices, wrap, alpha, out } => {
+                indexing::scatter_add(gpu, source, indices, wrap, alpha, out)
+            }
+            Kernel::Flip { x, dims, out } => indexing::flip(gpu, x, dims, out),
+            Kernel::MaxIndex { x, dim, values, indices } => indexing::max_index(gpu, x, dim, values, indices),
+            Kernel::MaxIndexGrad { indices, g, dim, out } => indexing::max_index_grad(gpu, indices, g, dim, out),
             Kernel::Matmul { a, b, alpha, accumulate, out } => {
                 matmul::matmul(gpu, &self.cublas, (a, b), alpha, accumulate, out)
             }
@@ -98,16 +197,15 @@ impl Backend for Cuda {
             Kernel::AdamW { p, g, m, v, step, config, grad_scale } => {
                 optimizer::adamw(gpu, [p, g, m, v], step, config, grad_scale)
             }
-            _ => Err(Error::Unsupported {
-                kernel: kernel.name(),
-                device: self.name(),
-                reason: "there is no CUDA kernel for it; run this op on the cpu device".into(),
-            }),
+            Kernel::Scan { f, x, dim, out } => scan::scan(gpu, f, x, dim, out),
+            Kernel::CumprodGrad { x, g, dim, out } => scan::cumprod_grad(gpu, x, g, dim, out),
+            Kernel::Im2col { x, window, out } => window::im2col(gpu, x, window, out),
+            Kernel::Col2im { cols, window, out } => window::col2im(gpu, cols, window, out),
+            Kernel::MaxPool { x, window, out, index } => window::max_pool(gpu, x, window, out, index),
+            Kernel::MaxPoolGrad { index, g, window, out } => window::max_pool_grad(gpu, index, g, window, out),
+            Kernel::AvgPool { x, window, divisor, out } => window::avg_pool(gpu, x, window, divisor, out),
+            Kernel::AvgPoolGrad { g, window, divisor, out } => window::avg_pool_grad(gpu, g, window, divisor, out),
         }
-    }
-
-    fn scratch_bytes(&self) -> u64 {
-        self.cublas.scratch_bytes()
     }
 }
 

@@ -24,11 +24,14 @@
 //! ```
 //!
 //! The parts, each a crate of its own: tensors, the tape, marks and the ledger (re-exported here), [`nn`] with layers and
-//! models, [`policy`] with rules and presets, and the devices [`cpu`] and [`meta`]. A step on `meta` computes shapes and
+//! models, [`policy`] with rules and presets, and the devices [`cpu`] and [`meta`], with the
+//! feature `cuda` also `cuda`. A step on `meta` computes shapes and
 //! bytes only and shows what the same step will take on a real device.
 
 pub use retape_core::*;
 pub use retape_cpu::{device as cpu, device_with_threads as cpu_with_threads};
+#[cfg(feature = "cuda")]
+pub use retape_cuda::{Options as CudaOptions, device as cuda, device_with as cuda_with};
 pub use retape_nn as nn;
 pub use retape_policy as policy;
 

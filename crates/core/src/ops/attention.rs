@@ -9,19 +9,59 @@
 //! L belongs to the exact q and k, so these are read exactly: int8 is refused for them.
 
 use super::*;
-use crate::kernel::AttentionSpec;
+use crate::kernel::{AttentionSpec, Segments};
 use crate::tape::Var;
+use std::rc::Rc;
 
 /// o = attention(q, k, v), each `[batch, time, heads, head size]`; k and v may have fewer heads (grouped queries), v a
 /// head size of its own. With `mask` a fourth input `[batch, heads, Tq, Tk]`, each 1 where it repeats: added to the
 /// scores, or, of dtype bool, hiding where it is false. Outputs: o, and the log-sum-exp `[batch, heads, Tq]` as a
 /// statistic.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Attention {
     /// Scale, causality, window, dropout.
     pub spec: AttentionSpec,
     /// Whether there is a mask.
     pub mask: bool,
+    /// The sequences of a ragged batch, which lie one after the other in a batch of one.
+    pub ragged: Option<Rc<Ragged>>,
+}
+
+/// Lengths of the sequences of a ragged batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ragged {
+    queries: Vec<usize>,
+    keys: Vec<usize>,
+}
+
+impl Ragged {
+    /// From the number of queries and of keys of each sequence (0 is ordinary). None where there aren't as many of both.
+    pub fn new(queries: &[usize], keys: &[usize]) -> Option<Ragged> {
+        let bounds = |lengths: &[usize]| {
+            let mut end = 0usize;
+            let next = |&n| {
+                end = end.saturating_add(n);
+                end
+            };
+            std::iter::once(0).chain(lengths.iter().map(next).collect::<Vec<_>>()).collect()
+        };
+        (queries.len() == keys.len()).then(|| Ragged { queries: bounds(queries), keys: bounds(keys) })
+    }
+
+    /// Bounds of the sequences.
+    pub fn segments(&self) -> Segments<'_> {
+        Segments { queries: &self.queries, keys: &self.keys }
+    }
+
+    fn totals(&self) -> [usize; 2] {
+        [&self.queries, &self.keys].map(|bounds| bounds[bounds.len() - 1])
+    }
+
+    /// Pairs of a query and a key of one sequence.
+    fn pairs(&self) -> usize {
+        let lengths = |bounds: &[usize], s: usize| bounds[s + 1] - bounds[s];
+        (0..self.queries.len() - 1).map(|s| lengths(&self.queries, s).saturating_mul(lengths(&self.keys, s))).sum()
+    }
 }
 
 /// The mask repeated to all scores.
@@ -55,6 +95,15 @@ impl Rule for Attention {
         if (k[2] == 0 && q[2] != 0) || (k[2] != 0 && !q[2].is_multiple_of(k[2])) {
             return Err(format!("the {} query heads must be a multiple of the {} key heads", q[2], k[2]));
         }
+        if let Some(ragged) = &self.ragged
+            && (q[0] != 1 || ragged.totals() != [q[1], k[1]])
+        {
+            let [queries, keys] = ragged.totals();
+            return Err(format!(
+                "the sequences have {queries} queries and {keys} keys in all, and lie in a batch of one: q must be [1, \
+                 {queries}, ..] and k [1, {keys}, ..]"
+            ));
+        }
         if self.spec.window.is_some() && !self.spec.causal {
             return Err("a window of keys goes back from the query's own place: it needs `causal`".into());
         }
@@ -74,7 +123,8 @@ impl Rule for Attention {
         let (q, k, v) = (&inputs[0], &inputs[1], &inputs[2]);
         let mask = inputs.get(3).map(|m| every_score(m, q.shape(), k.shape())).transpose()?;
         let mask = mask.as_ref();
-        exec.run(Kernel::Attention { q, k, v, mask, spec: self.spec, out: &outputs[0], lse: &outputs[1] })
+        let segments = self.ragged.as_ref().map(|ragged| ragged.segments());
+        exec.run(Kernel::Attention { q, k, v, mask, segments, spec: self.spec, out: &outputs[0], lse: &outputs[1] })
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
@@ -100,17 +150,30 @@ impl Rule for Attention {
         let (q, k, v) = (&cx.saved(Slot::In(0))?, &cx.saved(Slot::In(1))?, &cx.saved(Slot::In(2))?);
         let mask = if self.mask { Some(every_score(&cx.saved(Slot::In(3))?, q.shape(), k.shape())?) } else { None };
         let (g, lse, delta, mask, spec) = (&g, &lse, &delta, mask.as_ref(), self.spec);
+        let segments = self.ragged.as_ref().map(|ragged| ragged.segments());
         if self.mask && cx.needs(3) {
             let (exec, shape) = (cx.exec(3), &cx.input(3).shape);
             // The kernel sums over all that the mask repeats but the keys.
             let dmask = exec.empty(&[shape[0], shape[1], shape[2], k.shape()[1]], q.dtype())?;
-            exec.run(Kernel::AttentionGradMask { q, k, v, mask, g, lse, delta, spec, dmask: &dmask })?;
+            exec.run(Kernel::AttentionGradMask { q, k, v, mask, segments, g, lse, delta, spec, dmask: &dmask })?;
             cx.set(3, exec.sum_to(dmask, shape)?);
         }
         if cx.needs(1) || cx.needs(2) {
             let dk = cx.exec(1).empty_like(cx.input(1))?;
             let dv = cx.exec(2).empty_like(cx.input(2))?;
-            cx.exec(1).run(Kernel::AttentionGradKv { q, k, v, mask, g, lse, delta, spec, dk: &dk, dv: &dv })?;
+            cx.exec(1).run(Kernel::AttentionGradKv {
+                q,
+                k,
+                v,
+                mask,
+                segments,
+                g,
+                lse,
+                delta,
+                spec,
+                dk: &dk,
+                dv: &dv,
+            })?;
             for (input, grad) in [(1, dk), (2, dv)] {
                 if cx.needs(input) {
                     cx.set(input, grad);
@@ -119,7 +182,7 @@ impl Rule for Attention {
         }
         if cx.needs(0) {
             let dq = cx.exec(0).empty_like(cx.input(0))?;
-            cx.exec(0).run(Kernel::AttentionGradQ { q, k, v, mask, g, lse, delta, spec, dq: &dq })?;
+            cx.exec(0).run(Kernel::AttentionGradQ { q, k, v, mask, segments, g, lse, delta, spec, dq: &dq })?;
             cx.set(0, dq);
         }
         Ok(())
@@ -128,7 +191,8 @@ impl Rule for Attention {
     fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {
         // Two products of Tq x Tk x size per head, counted dense (a causal kernel does about half).
         let (q, k, v) = (&inputs[0].shape, &inputs[1].shape, &inputs[2].shape);
-        Cost { flops: Cost::times(&[2, q[0], q[1], q[2], k[1], q[3] + v[3]]), traffic: Cost::touched(inputs, outputs) }
+        let pairs = self.ragged.as_ref().map_or_else(|| q[0].saturating_mul(q[1]).saturating_mul(k[1]), |r| r.pairs());
+        Cost { flops: Cost::times(&[2, pairs, q[2], q[3] + v[3]]), traffic: Cost::touched(inputs, outputs) }
     }
 
     fn samples() -> Vec<Sample> {
@@ -138,6 +202,13 @@ impl Rule for Attention {
         let spec = |causal, dropout| Attention {
             spec: AttentionSpec { scale: 0.5, causal, window: None, dropout, stream },
             mask: false,
+            ragged: None,
+        };
+        let ragged = |name, causal, dropout, queries: &[usize], keys: &[usize]| {
+            let ragged = Ragged::new(queries, keys).map(Rc::new);
+            let [tq, tk] = [queries, keys].map(|lengths| lengths.iter().sum::<usize>());
+            let op = Attention { ragged, ..spec(causal, dropout) };
+            Sample::smooth(name, op, [x(1, &[1, tq, 2, 3]), x(2, &[1, tk, 1, 3]), x(3, &[1, tk, 1, 3])])
         };
         let masked = |name, causal, mask: SampleInput| {
             let op = Attention { mask: true, ..spec(causal, 0.0) };
@@ -183,6 +254,11 @@ impl Rule for Attention {
             ),
             window("window", 2, 5),
             window("window across tiles", 70, 300),
+            ragged("ragged", false, 0.0, &[3, 1, 4], &[2, 3, 4]),
+            ragged("ragged, causal, dropout", true, 0.3, &[3, 5, 1], &[3, 5, 1]),
+            ragged("ragged, empty sequences, rows that see nothing", true, 0.0, &[0, 3, 2, 0], &[2, 0, 1, 0]),
+            ragged("ragged across tiles", true, 0.0, &[70, 3, 80], &[70, 3, 300]),
+            ragged("no sequences", false, 0.0, &[], &[]),
             s("one", false, 0.0, [1, 1, 1, 1], [1, 1, 1, 1]),
             s("no queries", false, 0.0, [1, 0, 2, 4], [1, 3, 2, 4]),
             s("no keys", false, 0.0, [1, 3, 2, 4], [1, 0, 2, 4]),
@@ -216,18 +292,63 @@ pub struct AttentionOptions {
     pub grouped: bool,
 }
 
+impl AttentionOptions {
+    fn spec(self, head_size: usize) -> AttentionSpec {
+        AttentionSpec {
+            scale: self.scale.unwrap_or(1.0 / (head_size as f64).sqrt()),
+            causal: self.causal,
+            window: self.window,
+            dropout: self.dropout,
+            stream: NO_STREAM,
+        }
+    }
+}
+
 /// What attention without dropout draws from.
 const NO_STREAM: RandomStream = RandomStream { seed: 0, counter: 0 };
 
 impl Var {
     /// Attention to `others` (k, v and perhaps a mask), with the tape's next stream where it drops.
-    fn attend(&self, spec: AttentionSpec, others: &[&Var]) -> Result<Var> {
-        let mask = others.len() > 2;
+    fn attend(&self, spec: AttentionSpec, ragged: Option<Ragged>, others: &[&Var]) -> Result<Var> {
+        let (mask, ragged) = (others.len() > 2, ragged.map(Rc::new));
         if spec.dropout > 0.0 {
-            self.apply_random(|stream| Attention { spec: AttentionSpec { stream, ..spec }, mask }, others)
+            self.apply_random(|stream| Attention { spec: AttentionSpec { stream, ..spec }, mask, ragged }, others)
         } else {
-            self.apply(Attention { spec, mask }, others)
+            self.apply(Attention { spec, mask, ragged }, others)
         }
+    }
+
+    /// Attention within each sequence of a ragged batch, whose sequences lie one after the other without padding: q (`self`)
+    /// `[all queries, heads, size]`, k and v `[all keys, kv heads, size]` -> q's shape. `queries` and `keys` are the lengths of
+    /// the sequences, 0 among them. Nothing is computed between sequences; causality is aligned at each one's end. Of the
+    /// options, `grouped` is ignored: k and v may have fewer heads than q.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`](crate::Error::InvalidInput) where the lengths don't add up to the tensors' sizes, or the shapes
+    /// don't fit together.
+    pub fn attention_ragged(
+        &self,
+        k: &Var,
+        v: &Var,
+        queries: &[usize],
+        keys: &[usize],
+        options: AttentionOptions,
+    ) -> Result<Var> {
+        const OP: &str = "attention_ragged";
+        super::dropout::check_probability(options.dropout).map_err(|reason| self.invalid(OP, reason))?;
+        let Some(ragged) = Ragged::new(queries, keys) else {
+            let reason = format!("there are {} lengths of queries and {} of keys", queries.len(), keys.len());
+            return Err(self.invalid(OP, reason));
+        };
+        let shape = self.shape();
+        if [&shape, &k.shape(), &v.shape()].iter().any(|shape| shape.len() != 3) {
+            return Err(self.invalid(OP, format!("needs q, k and v [time, heads, size], got q {shape:?}")));
+        }
+        let spec = options.spec(shape[2]);
+        let [q, k, v] = [self, k, v].map(|x| x.unsqueeze(0));
+        let o = q?.attend(spec, Some(ragged), &[&k?, &v?])?;
+        let shape = o.shape();
+        o.reshape(&shape[1..])
     }
 
     /// Tiled attention of queries (`self`) to `k` and `v`, all `[batch, time, heads, head size]` -> q's shape.
@@ -237,7 +358,7 @@ impl Var {
     pub fn attention(&self, k: &Var, v: &Var, scale: f64, causal: bool, dropout: f64) -> Result<Var> {
         super::dropout::check_probability(dropout).map_err(|reason| self.invalid("attention", reason))?;
         let spec = AttentionSpec { scale, causal, window: None, dropout, stream: NO_STREAM };
-        self.attend(spec, &[k, v])
+        self.attend(spec, None, &[k, v])
     }
 
     /// PyTorch's `scaled_dot_product_attention` by tiled attention: q (`self`) `[.., heads, Tq, size]`, k `[.., heads, Tk,
@@ -307,16 +428,10 @@ impl Var {
             }
         };
         let size = shapes[0][shapes[0].len() - 1];
-        let spec = AttentionSpec {
-            scale: options.scale.unwrap_or(1.0 / (size as f64).sqrt()),
-            causal: options.causal,
-            window: options.window,
-            dropout: options.dropout,
-            stream: NO_STREAM,
-        };
+        let spec = options.spec(size);
         let (q, k, v) = (four(self, 0)?, four(k, 1)?, four(v, 2)?);
         let others: SmallVec<[&Var; 3]> = [&k, &v].into_iter().chain(mask.as_ref()).collect();
-        let o = q.attend(spec, &others)?;
+        let o = q.attend(spec, None, &others)?;
         let (t, size) = (o.shape()[1], o.shape()[3]);
         o.transpose(1, 2)?.reshape(&[&out_lead[..], &[t, size]].concat())
     }

@@ -165,24 +165,45 @@ pub trait Rule: Debug {
         Self: Sized;
 }
 
+/// Time in kernels, of one tape.
+#[derive(Debug, Default)]
+pub(crate) struct KernelClock {
+    nanos: Cell<u64>,
+    /// Wait for each kernel, on a device that only queues them: its own time counts, not that of queueing it.
+    waits: bool,
+}
+
+impl KernelClock {
+    pub(crate) fn new(waits: bool) -> KernelClock {
+        KernelClock { nanos: Cell::new(0), waits }
+    }
+
+    pub(crate) fn nanos(&self) -> u64 {
+        self.nanos.get()
+    }
+}
+
 /// Where kernels of an op run: the device, what new tensors are counted as, and a clock.
 #[derive(Debug)]
 pub struct Exec<'a> {
     device: &'a Device,
     kind: Kind,
-    kernel_nanos: &'a Cell<u64>,
+    clock: &'a KernelClock,
 }
 
 impl<'a> Exec<'a> {
-    pub(crate) fn new(device: &'a Device, kind: Kind, kernel_nanos: &'a Cell<u64>) -> Exec<'a> {
-        Exec { device, kind, kernel_nanos }
+    pub(crate) fn new(device: &'a Device, kind: Kind, clock: &'a KernelClock) -> Exec<'a> {
+        Exec { device, kind, clock }
     }
 
     /// Runs one kernel.
     pub fn run(&self, kernel: Kernel<'_>) -> Result<()> {
         let start = Instant::now();
-        let result = self.device.backend().run(&kernel);
-        self.kernel_nanos.set(self.kernel_nanos.get() + start.elapsed().as_nanos() as u64);
+        let mut result = self.device.backend().run(&kernel);
+        if self.clock.waits {
+            result = result.and_then(|()| self.device.synchronize());
+        }
+        self.clock.nanos.set(self.clock.nanos() + start.elapsed().as_nanos() as u64);
         result
     }
 
@@ -271,7 +292,7 @@ pub(crate) trait SavedSource {
 /// input's gradient is allocated).
 pub struct Backward<'a> {
     pub(crate) device: &'a Device,
-    pub(crate) kernel_nanos: &'a Cell<u64>,
+    pub(crate) clock: &'a KernelClock,
     pub(crate) saved: &'a mut dyn SavedSource,
     pub(crate) output_grads: SmallVec<[Option<Tensor>; 1]>,
     pub(crate) input_grads: SmallVec<[Option<Tensor>; 3]>,
@@ -308,7 +329,7 @@ impl<'a> Backward<'a> {
     /// Where to compute the gradient of an input: a leaf's is counted as [`Kind::Gradient`].
     pub fn exec(&self, input: usize) -> Exec<'a> {
         let kind = if self.leaves[input] { Kind::Gradient } else { Kind::Activation };
-        Exec::new(self.device, kind, self.kernel_nanos)
+        Exec::new(self.device, kind, self.clock)
     }
 }
 

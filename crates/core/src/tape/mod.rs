@@ -14,7 +14,7 @@ mod var;
 use crate::device::same_device;
 use crate::kernel::RandomStream;
 use crate::layout::Shape;
-use crate::ops::{Exec, Op, Outputs, Saves, Spec};
+use crate::ops::{Exec, KernelClock, Op, Outputs, Saves, Spec};
 use crate::{DType, Device, Error, Int8Spec, Kernel, Kind, Mark, Moment, Phase, Policy, Result, Rounding, Tensor};
 use graph::{Disposition, Graph, MarkSource, NewNode, NewValue, PendingQuantize, Quantized, ValueKey};
 pub use pass::GradOptions;
@@ -132,7 +132,7 @@ struct Shared {
     random_counter: Cell<u64>,
     /// How many `no_grad` are open.
     paused: Cell<u32>,
-    kernel_nanos: Cell<u64>,
+    clock: KernelClock,
 }
 
 /// Records ops; see the crate's docs. A cheap handle: clones are the same tape. Not `Send`: a thread has its own tape.
@@ -165,13 +165,13 @@ impl Tape {
             identity: Arc::default(),
             device: device.clone(),
             seed: options.seed,
+            clock: KernelClock::new(options.profile),
             graph: RefCell::new(Graph::new(device, options)),
             cloned: RefCell::default(),
             dropped: RefCell::default(),
             reentered: Cell::default(),
             random_counter: Cell::new(0),
             paused: Cell::new(0),
-            kernel_nanos: Cell::new(0),
         }))
     }
 
@@ -307,12 +307,12 @@ impl Tape {
     /// Counters and clocks.
     pub fn stats(&self) -> Stats {
         let mut stats = self.graph_or_park("stats").map_or_else(Stats::default, |graph| graph.stats.clone());
-        stats.kernel_nanos = self.0.kernel_nanos.get();
+        stats.kernel_nanos = self.0.clock.nanos();
         stats
     }
 
     fn exec<'a>(&'a self, device: &'a Device, kind: Kind) -> Exec<'a> {
-        Exec::new(device, kind, &self.0.kernel_nanos)
+        Exec::new(device, kind, &self.0.clock)
     }
 
     /// Runs an op and records it. The first input's tape decides.
@@ -373,7 +373,7 @@ impl Tape {
         }
         device.meter().set_moment(Moment { phase: Phase::Forward, node: sequence });
 
-        let before = self.0.kernel_nanos.get();
+        let before = self.0.clock.nanos();
         let (outputs, is_view) = match rule.view(&tensors[0]) {
             Some(views) => (views.map_err(located)?, true),
             None => {
@@ -418,7 +418,7 @@ impl Tape {
             name,
         });
         if profile {
-            graph.add_forward_time(keys[0], self.0.kernel_nanos.get() - before);
+            graph.add_forward_time(keys[0], self.0.clock.nanos() - before);
         }
         drop(graph);
         for p in pending {

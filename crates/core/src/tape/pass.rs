@@ -404,14 +404,13 @@ impl<'a> Pass<'a> {
         self.device.meter().set_moment(self.visiting);
 
         if output_grads.iter().any(Option::is_some) {
-            let kernels = &self.tape.0.kernel_nanos;
-            let (before, replays_before) = (kernels.get(), self.replay_nanos + self.quantize_nanos);
+            let (before, replays_before) = (self.tape.0.clock.nanos(), self.replay_nanos + self.quantize_nanos);
             let device = self.device.clone();
             let mut saved = Saved { pass: self, node: key, segment, untaken: &mut untaken };
             let tape = saved.pass.tape;
             let mut cx = Backward {
                 device: &device,
-                kernel_nanos: &tape.0.kernel_nanos,
+                clock: &tape.0.clock,
                 saved: &mut saved,
                 output_grads,
                 input_grads: inputs.iter().map(|_| None).collect(),
@@ -438,7 +437,7 @@ impl<'a> Pass<'a> {
                 }
             }
             if profile {
-                let kernel = self.tape.0.kernel_nanos.get() - before;
+                let kernel = self.tape.0.clock.nanos() - before;
                 let replays = self.replay_nanos + self.quantize_nanos - replays_before;
                 let mut graph = self.tape.graph();
                 graph.stats.by_path.entry(path.to_string()).or_default().backward += kernel.saturating_sub(replays);

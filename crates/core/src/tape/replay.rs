@@ -172,7 +172,7 @@ impl Pass<'_> {
 
         let tensors: SmallVec<[Tensor; 3]> = inputs.iter().map(|&i| self.view(i)).collect::<Result<_>>()?;
         let exec = self.tape.exec(&self.device, Kind::Recomputed);
-        let before = self.tape.0.kernel_nanos.get();
+        let before = self.tape.0.clock.nanos();
         self.device.meter().set_moment(moment);
         let produced: SmallVec<[Tensor; 1]> = specs.iter().map(|s| exec.empty_like(s)).collect::<Result<_>>()?;
         op.rule().forward(&exec, &tensors, &produced)?;
@@ -191,7 +191,7 @@ impl Pass<'_> {
         graph.stats.most_replays_of_a_node = graph.stats.most_replays_of_a_node.max(self.nodes[key].replays);
         *graph.stats.replayed_paths.entry(path.to_string()).or_default() += 1;
         if profile {
-            let nanos = self.tape.0.kernel_nanos.get() - before;
+            let nanos = self.tape.0.clock.nanos() - before;
             graph.stats.by_path.entry(path.to_string()).or_default().replay += nanos;
         }
         drop(borrowed);

@@ -1,0 +1,191 @@
+//! Cross-entropy, the loss of log-probabilities, and their gradients: kernels/cross_entropy.cu.
+//!
+//! In the workspace: two totals, 8 bytes for each row's loss where losses are summed, 16 for each class in the gradient by
+//! class weights.
+
+use crate::argument::{TensorArg, blocks, kernel_for};
+use crate::device::{Gpu, Launch, Parameters, Workspace};
+use crate::indices::{self, Allowed, Bad, CHECK_BYTES};
+use crate::rows::{FOLD_BYTES, RowPlan, extent};
+use retape_core::kernel::{CrossEntropySpec, LossReduction};
+use retape_core::{Error, Result, Tensor};
+
+/// Threads of the kernels that are one block.
+const ONE_BLOCK: u32 = 512;
+/// Where in the workspace what isn't totals starts.
+const TOTALS: usize = 256;
+
+/// What all kernels of the family read. Rows run along the last dimension of the logits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Scores<'a> {
+    pub logits: &'a Tensor,
+    /// None where it isn't read: a distribution.
+    pub target: Option<&'a Tensor>,
+    pub weight: Option<&'a Tensor>,
+    pub spec: CrossEntropySpec,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct ScoresArg {
+    plan: RowPlan,
+    logits: TensorArg,
+    target: TensorArg,
+    weight: TensorArg,
+    totals: u64,
+    ignore: i64,
+    keep: f64,
+    spread: f64,
+    reduction: i32,
+    given: i32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct Totals {
+    scores: ScoresArg,
+    totals: u64,
+}
+// SAFETY: the fields of `Totals` in kernels/cross_entropy.cu.
+unsafe impl Parameters for Totals {}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct CrossEntropy {
+    scores: ScoresArg,
+    loss: TensorArg,
+    lse: TensorArg,
+    losses: u64,
+}
+// SAFETY: the fields of `CrossEntropy` in kernels/cross_entropy.cu.
+unsafe impl Parameters for CrossEntropy {}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct CrossEntropyGrad {
+    scores: ScoresArg,
+    lse: TensorArg,
+    g: TensorArg,
+    out: TensorArg,
+}
+// SAFETY: the fields of `CrossEntropyGrad` in kernels/cross_entropy.cu.
+unsafe impl Parameters for CrossEntropyGrad {}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct CrossEntropyWeightGrad {
+    scores: ScoresArg,
+    lse: TensorArg,
+    g: TensorArg,
+    out: TensorArg,
+    sums: u64,
+    counts: u64,
+}
+// SAFETY: the fields of `CrossEntropyWeightGrad` in kernels/cross_entropy.cu.
+unsafe impl Parameters for CrossEntropyWeightGrad {}
+
+impl Scores<'_> {
+    fn arg(&self, gpu: &Gpu, kernel: &'static str, out: Option<&TensorArg>, totals: u64) -> Result<ScoresArg> {
+        let (rows, width) = extent(self.logits);
+        let given = self.target.is_none_or(|t| t.dtype().is_float());
+        let logits = TensorArg::rows(gpu, kernel, self.logits)?;
+        let weight = TensorArg::rows(gpu, kernel, self.weight)?;
+        let target = match self.target {
+            Some(classes) if !given => TensorArg::flat(gpu, kernel, classes)?,
+            other => TensorArg::rows(gpu, kernel, other)?,
+        };
+        let in_rows = if given { target } else { TensorArg::ABSENT };
+        let plan = RowPlan::new(rows, width, &[&logits, &weight, &in_rows, out.unwrap_or(&TensorArg::ABSENT)]);
+        let reduction = match self.spec.reduction {
+            LossReduction::None => 0,
+            LossReduction::Sum => 1,
+            LossReduction::Mean => 2,
+        };
+        let (keep, spread) = (1.0 - self.spec.smoothing, self.spec.smoothing / width as f64);
+        let (ignore, given) = (self.spec.ignore, given.into());
+        Ok(ScoresArg { plan, logits, target, weight, totals, ignore, keep, spread, reduction, given })
+    }
+
+    /// Queues the kernel that finds the totals.
+    fn totals(&self, gpu: &Gpu, scores: ScoresArg) -> Result<()> {
+        let kernel = kernel_for("cross_entropy_totals", self.logits);
+        gpu.launch(one_block(&kernel), &Totals { scores, totals: scores.totals })
+    }
+}
+
+fn one_block(kernel: &str) -> Launch<'_> {
+    Launch { kernel, grid: [1, 1, 1], block: ONE_BLOCK, shared: FOLD_BYTES }
+}
+
+pub(crate) fn cross_entropy(gpu: &Gpu, scores: Scores<'_>, loss: &Tensor, lse: Option<&Tensor>) -> Result<()> {
+    let name = "cross_entropy";
+    let (rows, classes) = extent(scores.logits);
+    let summed = scores.spec.reduction != LossReduction::None;
+    let after = CHECK_BYTES.max(if summed { rows * 8 } else { 0 });
+    let workspace = gpu.workspace(TOTALS + after)?;
+    let (totals, losses) = (workspace.address() as u64, (workspace.address() + TOTALS) as u64);
+    if let Some(target) = scores.target.filter(|t| !t.dtype().is_float()) {
+        let ignore = scores.spec.ignore;
+        let allowed = Allowed { low: 0, end: classes as i64, ignore: Some(ignore) };
+        if let Some(Bad { index, position }) = indices::find_bad(gpu, name, target, allowed, losses as usize)? {
+            let reason =
+                format!("target {index} in row {position} is neither in 0..{classes} nor the ignored value {ignore}");
+            return Err(Error::InvalidValue { kernel: name, reason });
+        }
+    }
+    let arg = scores.arg(gpu, name, None, totals)?;
+    let lse = lse.map_or(Ok(TensorArg::ABSENT), |lse| TensorArg::flat(gpu, name, lse))?;
+    let p = CrossEntropy { scores: arg, loss: TensorArg::flat(gpu, name, loss)?, lse, losses };
+    gpu.launch(arg.plan.launch(&kernel_for(name, scores.logits)), &p)?;
+    if summed {
+        scores.totals(gpu, arg)?;
+        gpu.launch(one_block("cross_entropy_sum"), &p)?;
+    }
+    Ok(())
+}
+
+/// The totals, and a row-wise gradient that needs them.
+fn gradient(
+    gpu: &Gpu,
+    name: &'static str,
+    scores: Scores<'_>,
+    lse: Option<&Tensor>,
+    g: &Tensor,
+    out: &Tensor,
+) -> Result<()> {
+    let workspace = gpu.workspace(TOTALS)?;
+    let out = TensorArg::rows(gpu, name, out)?;
+    let arg = scores.arg(gpu, name, Some(&out), workspace.address() as u64)?;
+    scores.totals(gpu, arg)?;
+    let lse = lse.map_or(Ok(TensorArg::ABSENT), |lse| TensorArg::flat(gpu, name, lse))?;
+    let p = CrossEntropyGrad { scores: arg, lse, g: TensorArg::flat(gpu, name, g)?, out };
+    gpu.launch(arg.plan.launch(&kernel_for(name, scores.logits)), &p)
+}
+
+pub(crate) fn cross_entropy_grad(gpu: &Gpu, scores: Scores<'_>, lse: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
+    gradient(gpu, "cross_entropy_grad", scores, Some(lse), g, out)
+}
+
+pub(crate) fn nll_loss_grad(gpu: &Gpu, scores: Scores<'_>, g: &Tensor, out: &Tensor) -> Result<()> {
+    gradient(gpu, "nll_loss_grad", scores, None, g, out)
+}
+
+pub(crate) fn target_grad(gpu: &Gpu, scores: Scores<'_>, lse: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
+    gradient(gpu, "cross_entropy_target_grad", scores, Some(lse), g, out)
+}
+
+pub(crate) fn weight_grad(gpu: &Gpu, scores: Scores<'_>, lse: Option<&Tensor>, g: &Tensor, out: &Tensor) -> Result<()> {
+    let name = "cross_entropy_weight_grad";
+    let (_, classes) = extent(scores.logits);
+    let workspace: Workspace<'_> = gpu.workspace(TOTALS + 16 * classes)?;
+    let sums = workspace.address() + TOTALS;
+    let arg = scores.arg(gpu, name, None, workspace.address() as u64)?;
+    scores.totals(gpu, arg)?;
+    let lse = lse.map_or(Ok(TensorArg::ABSENT), |lse| TensorArg::flat(gpu, name, lse))?;
+    let (g, out) = (TensorArg::flat(gpu, name, g)?, TensorArg::flat(gpu, name, out)?);
+    let counts = (sums + 8 * classes) as u64;
+    let p = CrossEntropyWeightGrad { scores: arg, lse, g, out, sums: sums as u64, counts };
+    let kernel = kernel_for("cross_entropy_weight_sums", scores.logits);
+    gpu.launch(Launch { kernel: &kernel, grid: blocks(classes, 256), block: 256, shared: 0 }, &p)?;
+    gpu.launch(one_block(&kernel_for(name, scores.logits)), &p)
+}

@@ -1,0 +1,127 @@
+//! Elementwise functions and their gradients: kernels/elementwise.cu, where the functions have these numbers.
+
+use crate::argument::{TensorArg, blocks};
+use crate::device::{Gpu, Launch, Parameters};
+use crate::map::{Function, map};
+use retape_core::kernel::{Binary, ClampInput, Ternary, Unary};
+use retape_core::{DType, Error, Result, Tensor};
+
+fn unary_function(f: Unary) -> Function {
+    match f {
+        Unary::Neg => Function::new(0),
+        Unary::Scale(c) => Function::with(1, c, 0.0),
+        Unary::Shift(c) => Function::with(2, c, 0.0),
+        Unary::Exp => Function::new(3),
+        Unary::Log => Function::new(4),
+        Unary::Sqrt => Function::new(5),
+        Unary::Rsqrt => Function::new(6),
+        Unary::Reciprocal => Function::new(7),
+        Unary::Square => Function::new(8),
+        Unary::Abs => Function::new(9),
+        Unary::Tanh => Function::new(10),
+        Unary::Sigmoid => Function::new(11),
+        Unary::Relu => Function::new(12),
+        Unary::Silu => Function::new(13),
+        Unary::Gelu => Function::new(14),
+        Unary::GeluTanh => Function::new(15),
+        Unary::Sin => Function::new(16),
+        Unary::Cos => Function::new(17),
+        Unary::Log1p => Function::new(18),
+        Unary::Expm1 => Function::new(19),
+        Unary::Erf => Function::new(20),
+        Unary::Softplus { beta, threshold } => Function::with(21, beta, threshold),
+        Unary::LogSigmoid => Function::new(22),
+        Unary::LeakyRelu(slope) => Function::with(23, slope, 0.0),
+        Unary::Elu(alpha) => Function::with(24, alpha, 0.0),
+        Unary::Clamp { low, high } => Function::with(25, low, high),
+        Unary::Pow(exponent) => Function::with(26, exponent, exponent - 1.0),
+        Unary::PowBase(base) => Function::with(27, base, base.ln()),
+    }
+}
+
+pub(crate) fn unary(gpu: &Gpu, f: Unary, x: &Tensor, out: &Tensor) -> Result<()> {
+    map(gpu, "unary", unary_function(f), [Some(x)], out)
+}
+
+pub(crate) fn unary_grad(gpu: &Gpu, f: Unary, saved: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
+    match f {
+        Unary::Neg | Unary::Scale(_) => unary(gpu, f, g, out),
+        Unary::Shift(_) => unary(gpu, Unary::Scale(1.0), g, out),
+        _ => map(gpu, "unary_grad", unary_function(f), [Some(g), Some(saved)], out),
+    }
+}
+
+pub(crate) fn binary(gpu: &Gpu, f: Binary, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
+    let number = match f {
+        Binary::Add => 0,
+        Binary::Sub => 1,
+        Binary::Mul => 2,
+        Binary::Div => 3,
+        Binary::Maximum => 4,
+        Binary::Minimum => 5,
+        Binary::Pow => 6,
+    };
+    map(gpu, "binary", Function::new(number), [Some(a), Some(b)], out)
+}
+
+pub(crate) fn extremum_grad(gpu: &Gpu, f: Binary, a: &Tensor, b: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
+    let sign = match f {
+        Binary::Maximum => 1.0,
+        Binary::Minimum => -1.0,
+        _ => {
+            let reason = format!("{f:?} is not an extremum");
+            return Err(Error::Unsupported { kernel: "extremum_grad", device: gpu.name().into(), reason });
+        }
+    };
+    map(gpu, "extremum_grad", Function::with(0, sign, 0.0), [Some(a), Some(b), Some(g)], out)
+}
+
+pub(crate) fn ternary(gpu: &Gpu, f: Ternary, [a, b, c]: [&Tensor; 3], out: &Tensor) -> Result<()> {
+    let function = match f {
+        Ternary::Lerp => Function::new(0),
+        Ternary::Addcmul(value) => Function::with(1, value, 0.0),
+        Ternary::Addcdiv(value) => Function::with(2, value, 0.0),
+        Ternary::PowGradBase => Function::new(3),
+        Ternary::PowGradExponent => Function::new(4),
+    };
+    map(gpu, "ternary", function, [Some(a), Some(b), Some(c)], out)
+}
+
+pub(crate) fn clamp_grad(
+    gpu: &Gpu,
+    by: ClampInput,
+    x: &Tensor,
+    (low, high): (Option<&Tensor>, Option<&Tensor>),
+    g: &Tensor,
+    out: &Tensor,
+) -> Result<()> {
+    let number = match by {
+        ClampInput::X => 0,
+        ClampInput::Low => 1,
+        ClampInput::High => 2,
+    };
+    let there = |bound: Option<&Tensor>| f64::from(bound.is_some());
+    map(gpu, "clamp_grad", Function::with(number, there(low), there(high)), [Some(x), low, high, Some(g)], out)
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Select {
+    condition: TensorArg,
+    a: TensorArg,
+    b: TensorArg,
+    out: TensorArg,
+}
+// SAFETY: the fields of `Select` in kernels/elementwise.cu.
+unsafe impl Parameters for Select {}
+
+pub(crate) fn select(gpu: &Gpu, condition: &Tensor, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
+    if !matches!(condition.dtype(), DType::Bool | DType::U8) {
+        let reason = format!("a condition of {} is neither bool nor u8", condition.dtype());
+        return Err(Error::Unsupported { kernel: "select", device: gpu.name().into(), reason });
+    }
+    let [condition, a, b, out_arg] = TensorArg::elementwise(gpu, "select", [condition, a, b, out])?;
+    let kernel = ["select_1", "select_2", "select_4", "select_8"][out.dtype().size().trailing_zeros() as usize];
+    let grid = blocks(out.len(), 256);
+    gpu.launch(Launch { kernel, grid, block: 256, shared: 0 }, &Select { condition, a, b, out: out_arg })
+}

@@ -1,0 +1,141 @@
+//! Layer norm and RMS norm: kernels/norm.cu.
+//!
+//! The gradients of weight and bias take 2 numbers for each column and piece of rows in the workspace; a piece has at least
+//! 64 rows, so that is at most a 16th of x in the arithmetic's type.
+
+use crate::argument::{TensorArg, blocks, kernel_for};
+use crate::device::{Gpu, Launch, Parameters};
+use crate::rows::{PACK, RowPlan, extent};
+use retape_core::{DType, Result, Tensor};
+
+/// Threads of a block that sums columns.
+const THREADS: usize = 256;
+/// Fewest rows of a piece.
+const ROWS: usize = 64;
+/// Blocks that rows are cut for.
+const BLOCKS: usize = 512;
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct LayerNorm {
+    plan: RowPlan,
+    x: TensorArg,
+    weight: TensorArg,
+    bias: TensorArg,
+    out: TensorArg,
+    mean: TensorArg,
+    rstd: TensorArg,
+    eps: f64,
+}
+// SAFETY: the fields of `LayerNorm` in kernels/norm.cu.
+unsafe impl Parameters for LayerNorm {}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct LayerNormGrad {
+    plan: RowPlan,
+    x: TensorArg,
+    weight: TensorArg,
+    mean: TensorArg,
+    rstd: TensorArg,
+    g: TensorArg,
+    out: TensorArg,
+}
+// SAFETY: the fields of `LayerNormGrad` in kernels/norm.cu.
+unsafe impl Parameters for LayerNormGrad {}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct LayerNormParamGrad {
+    plan: RowPlan,
+    x: TensorArg,
+    mean: TensorArg,
+    rstd: TensorArg,
+    g: TensorArg,
+    parts: u64,
+    piece: i64,
+    pieces: i64,
+    lanes: i32,
+    padding: i32,
+}
+// SAFETY: the fields of `LayerNormParamGrad` in kernels/norm.cu.
+unsafe impl Parameters for LayerNormParamGrad {}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct LayerNormParamSum {
+    dweight: TensorArg,
+    dbias: TensorArg,
+    parts: u64,
+    width: i64,
+    pieces: i64,
+}
+// SAFETY: the fields of `LayerNormParamSum` in kernels/norm.cu.
+unsafe impl Parameters for LayerNormParamSum {}
+
+/// A number for each row.
+fn numbers(gpu: &Gpu, kernel: &'static str, tensor: Option<&Tensor>) -> Result<TensorArg> {
+    tensor.map_or(Ok(TensorArg::ABSENT), |tensor| TensorArg::flat(gpu, kernel, tensor))
+}
+
+/// x and its statistics, and what they are scaled by.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Normed<'a> {
+    pub x: &'a Tensor,
+    pub weight: Option<&'a Tensor>,
+    pub mean: Option<&'a Tensor>,
+    pub rstd: &'a Tensor,
+}
+
+pub(crate) fn layer_norm(gpu: &Gpu, normed: Normed<'_>, bias: Option<&Tensor>, eps: f64, out: &Tensor) -> Result<()> {
+    let name = "layer_norm";
+    let [x, out_arg] = [TensorArg::rows(gpu, name, normed.x)?, TensorArg::rows(gpu, name, out)?];
+    let [weight, bias] = [TensorArg::rows(gpu, name, normed.weight)?, TensorArg::rows(gpu, name, bias)?];
+    let (rows, width) = extent(normed.x);
+    let plan = RowPlan::new(rows, width, &[&x, &out_arg, &weight, &bias]);
+    let (mean, rstd) = (numbers(gpu, name, normed.mean)?, numbers(gpu, name, Some(normed.rstd))?);
+    let p = LayerNorm { plan, x, weight, bias, out: out_arg, mean, rstd, eps };
+    gpu.launch(plan.launch(&kernel_for(name, normed.x)), &p)
+}
+
+pub(crate) fn layer_norm_grad(gpu: &Gpu, normed: Normed<'_>, g: &Tensor, out: &Tensor) -> Result<()> {
+    let name = "layer_norm_grad";
+    let [x, g, out] = [normed.x, g, out].map(|tensor| TensorArg::rows(gpu, name, tensor));
+    let (x, g, out, weight) = (x?, g?, out?, TensorArg::rows(gpu, name, normed.weight)?);
+    let (rows, width) = extent(normed.x);
+    let plan = RowPlan::new(rows, width, &[&x, &g, &out, &weight]);
+    let (mean, rstd) = (numbers(gpu, name, normed.mean)?, numbers(gpu, name, Some(normed.rstd))?);
+    let p = LayerNormGrad { plan, x, weight, mean, rstd, g, out };
+    gpu.launch(plan.launch(&kernel_for(name, normed.x)), &p)
+}
+
+pub(crate) fn layer_norm_param_grad(
+    gpu: &Gpu,
+    normed: Normed<'_>,
+    g: &Tensor,
+    dweight: Option<&Tensor>,
+    dbias: Option<&Tensor>,
+) -> Result<()> {
+    let name = "layer_norm_param_grad";
+    let (rows, width) = extent(normed.x);
+    let (x, g) = (TensorArg::rows(gpu, name, normed.x)?, TensorArg::rows(gpu, name, g)?);
+    let plan = RowPlan::new(rows, width, &[&x, &g]);
+    let lanes = width.div_ceil(PACK).next_power_of_two().min(32);
+    let strips = width.div_ceil(lanes * PACK);
+    let wanted = (BLOCKS / strips.max(1)).max(1);
+    let piece = rows.div_ceil(wanted).max(ROWS);
+    let pieces = rows.div_ceil(piece);
+    let number = if normed.x.dtype() == DType::F64 { 8 } else { 4 };
+    let workspace = gpu.workspace(pieces * 2 * width * number)?;
+    let parts = workspace.address() as u64;
+    let (mean, rstd) = (numbers(gpu, name, normed.mean)?, numbers(gpu, name, Some(normed.rstd))?);
+    let (piece, lanes) = (piece as i64, lanes as i32);
+    let p = LayerNormParamGrad { plan, x, mean, rstd, g, parts, piece, pieces: pieces as i64, lanes, padding: 0 };
+    let kernel = kernel_for(name, normed.x);
+    let shared = (THREADS * 2 * PACK * number) as u32;
+    gpu.launch(Launch { kernel: &kernel, grid: blocks(strips * pieces, 1), block: THREADS as u32, shared }, &p)?;
+    let (dweight, dbias) = (numbers(gpu, name, dweight)?, numbers(gpu, name, dbias)?);
+    let kernel = kernel_for("layer_norm_param_sum", normed.x);
+    let launch = Launch { kernel: &kernel, grid: blocks(2 * width, THREADS), block: THREADS as u32, shared: 0 };
+    gpu.launch(launch, &LayerNormParamSum { dweight, dbias, parts, width: width as i64, pieces: pieces as i64 })
+}

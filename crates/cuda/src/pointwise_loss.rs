@@ -1,0 +1,39 @@
+//! Elementwise losses and their derivatives: kernels/pointwise_loss.cu, where the losses have these numbers.
+
+use crate::device::Gpu;
+use crate::map::{Function, map};
+use retape_core::kernel::Loss;
+use retape_core::{Result, Tensor};
+
+/// Prediction, target, and the weight of the positives.
+type Operands<'a> = (&'a Tensor, &'a Tensor, Option<&'a Tensor>);
+
+fn number(f: Loss) -> (i32, f64) {
+    match f {
+        Loss::Squared => (0, 0.0),
+        Loss::Absolute => (1, 0.0),
+        Loss::SmoothL1(beta) => (2, beta),
+        Loss::Huber(delta) => (3, delta),
+        Loss::KlDivergence => (4, 0.0),
+        Loss::KlDivergenceLog => (5, 0.0),
+        Loss::BinaryLogits => (6, 0.0),
+    }
+}
+
+pub(crate) fn loss(gpu: &Gpu, f: Loss, (x, target, weight): Operands<'_>, out: &Tensor) -> Result<()> {
+    let (number, constant) = number(f);
+    map(gpu, "loss", Function::with(number, constant, 0.0), [Some(x), Some(target), weight], out)
+}
+
+pub(crate) fn loss_grad(
+    gpu: &Gpu,
+    f: Loss,
+    by: usize,
+    (x, target, weight): Operands<'_>,
+    g: &Tensor,
+    out: &Tensor,
+) -> Result<()> {
+    let (number, constant) = number(f);
+    let operands = [Some(x), Some(target), weight, Some(g)];
+    map(gpu, "loss_grad", Function::with(number, constant, by as f64), operands, out)
+}

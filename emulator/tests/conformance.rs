@@ -1,0 +1,52 @@
+//! The CUDA backend against the registry of ops, as every device is: each op that has CUDA kernels, in every float dtype.
+
+use retape_core::{DType, Int8Spec, Mark};
+use retape_cuda_emulator::device;
+use retape_tests::SampleMarks;
+use retape_tests::conformance::{FLOATS, Refused, marks_don_t_show, outputs_are_rounded_once, strides_don_t_show};
+
+/// Ops without CUDA kernels, as docs/cuda.md lists them. It is an error if another one is refused, and if one of these isn't.
+const REFUSED: &[&str] = &[];
+
+fn check(refused: Refused) {
+    let expected: Refused = REFUSED.iter().map(|&op| op.to_owned()).collect();
+    assert_eq!(refused, expected);
+}
+
+#[test]
+fn f64_agrees_with_the_cpu() {
+    check(outputs_are_rounded_once(&device(), &retape_cpu::device(), &[DType::F64]));
+}
+
+#[test]
+fn f32_agrees_with_the_cpu_in_f64() {
+    check(outputs_are_rounded_once(&device(), &retape_cpu::device(), &[DType::F32]));
+}
+
+#[test]
+fn sixteen_bits_are_rounded_once() {
+    check(outputs_are_rounded_once(&device(), &retape_cpu::device(), &[DType::BF16, DType::F16]));
+}
+
+/// Inputs and outputs marked alike, in turn: bits, bytes, nothing left, equal passes.
+#[test]
+fn marks_don_t_show_in_f32() {
+    marks(DType::F32);
+}
+
+#[test]
+fn marks_don_t_show_in_bf16() {
+    marks(DType::BF16);
+}
+
+fn marks(dtype: DType) {
+    let marks = [Mark::Recompute, Mark::Int8(Int8Spec::default())];
+    let pairs = marks.map(|mark| SampleMarks { inputs: Some(mark), outputs: Some(mark) });
+    check(marks_don_t_show(&device(), &[dtype], &pairs));
+}
+
+#[test]
+fn strided_inputs_give_the_same_numbers() {
+    // A strided operand may be read by another kernel, which adds in another order.
+    strides_don_t_show(&device(), &FLOATS[..2], 1e-5);
+}

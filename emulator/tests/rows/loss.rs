@@ -1,0 +1,183 @@
+//! Cross-entropy and its gradients.
+
+use crate::twins::{FLOATS, LIES, Lie, Side, Twin, compare, compare_errors, numbers};
+use retape_core::kernel::{CrossEntropySpec, LossReduction};
+use retape_core::{DType, Kernel, Tensor};
+
+const REDUCTIONS: [LossReduction; 3] = [LossReduction::None, LossReduction::Sum, LossReduction::Mean];
+
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    rows: usize,
+    classes: usize,
+    spec: CrossEntropySpec,
+    weighted: bool,
+    given: bool,
+}
+
+impl Case {
+    fn loss_shape(&self) -> Vec<usize> {
+        if self.spec.reduction == LossReduction::None { vec![self.rows] } else { vec![] }
+    }
+}
+
+/// Every third row is ignored.
+fn classes(case: Case, dtype: DType) -> Twin {
+    let class = |r: usize| if r % 3 == 1 { case.spec.ignore } else { ((r * 7 + 2) % case.classes) as i64 };
+    Twin::integers(&[case.rows], &(0..case.rows).map(class).collect::<Vec<_>>(), dtype)
+}
+
+fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (rows, classes) in [(1, 1), (4, 5), (3, 33), (2, 257), (3, 1100), (65, 8), (0, 4)] {
+        for reduction in REDUCTIONS {
+            for (smoothing, weighted, given) in
+                [(0.0, false, false), (0.1, false, false), (0.1, true, false), (0.0, true, true), (0.2, false, true)]
+            {
+                let spec = CrossEntropySpec { ignore: -100, reduction, smoothing };
+                cases.push(Case { rows, classes, spec, weighted, given });
+            }
+        }
+    }
+    cases
+}
+
+#[test]
+fn losses_and_gradients() {
+    for (i, case) in cases().into_iter().enumerate() {
+        for dtype in FLOATS {
+            check(case, dtype, LIES[i % 3]);
+        }
+    }
+}
+
+fn check(case: Case, dtype: DType, lie: Lie) {
+    let Case { rows, classes: n, spec, weighted, given } = case;
+    let shape = [rows, n];
+    let logits: Vec<f64> = numbers(1, rows * n).iter().map(|v| v * 5.0).collect();
+    let logits = Twin::lying(lie, &shape, &logits, dtype);
+    let target = if given {
+        let shares: Vec<f64> = numbers(2, rows * n).iter().map(|v| (v + 1.0) / n as f64).collect();
+        Twin::lying(lie, &shape, &shares, dtype)
+    } else {
+        classes(case, if lie == Lie::Plain { DType::I64 } else { DType::I32 })
+    };
+    let weights: Vec<f64> = numbers(3, n).iter().map(|v| v + 1.25).collect();
+    let weight = Twin::lying(Lie::Inside, &[n], &weights, dtype);
+    let label = format!("cross-entropy of {case:?} {lie:?}");
+    let losses = |side: &Side, with_lse: bool| -> Vec<Tensor> {
+        let (loss, lse) = (side.out(&case.loss_shape()), side.stat(&[rows]));
+        let weight = weighted.then(|| side.input(2));
+        let lse_out = with_lse.then_some(&lse);
+        side.run(Kernel::CrossEntropy {
+            logits: side.input(0),
+            target: side.input(1),
+            weight,
+            spec,
+            loss: &loss,
+            lse: lse_out,
+        });
+        if with_lse { vec![loss, lse] } else { vec![loss] }
+    };
+    compare(&label, dtype, 64.0, &[&logits, &target, &weight], |side| {
+        losses(side, true).into_iter().chain(losses(side, false)).collect()
+    });
+    let lse = Tensor::full(logits.theirs.device(), &[rows], DType::F64, f64::NAN).unwrap();
+    let loss = Tensor::full(logits.theirs.device(), &case.loss_shape(), DType::F64, f64::NAN).unwrap();
+    let kernel = Kernel::CrossEntropy {
+        logits: &logits.theirs,
+        target: &target.theirs,
+        weight: None,
+        spec,
+        loss: &loss,
+        lse: Some(&lse),
+    };
+    logits.theirs.device().backend().run(&kernel).unwrap();
+    let stat = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let lse = Twin::of(&[rows], &lse.to_vec::<f64>().unwrap(), stat);
+    let g = Twin::random(Lie::Plain, &case.loss_shape(), 4, dtype);
+    compare(&format!("gradients of {label}"), dtype, 512.0, &[&logits, &target, &weight, &lse, &g], |side| {
+        let [logits, target, w, lse, g] = [0, 1, 2, 3, 4].map(|i| side.input(i));
+        let weight = weighted.then_some(w);
+        // Into columns of a larger tensor, and in place.
+        let around = side.out(&[n + 2, rows]);
+        let out = around.narrow(0, 1, n).unwrap().transpose(0, 1).unwrap();
+        side.run(Kernel::CrossEntropyGrad { logits, target, weight, lse, g, spec, out: &out });
+        let own = side.copy_of(0);
+        side.run(Kernel::CrossEntropyGrad { logits: &own, target, weight, lse, g, spec, out: &own });
+        let by_weight = side.out(&[n]);
+        side.run(Kernel::CrossEntropyWeightGrad {
+            logits,
+            target,
+            weight: w,
+            lse: Some(lse),
+            g,
+            spec,
+            out: &by_weight,
+        });
+        let more = side.out(&[rows, n]);
+        if given {
+            side.run(Kernel::CrossEntropyTargetGrad { logits, weight, lse, g, spec, out: &more });
+        } else {
+            side.run(Kernel::NllLossGrad { target, weight, g, spec, out: &more });
+        }
+        vec![around, own, by_weight, more]
+    });
+}
+
+#[test]
+fn all_ignored() {
+    for reduction in REDUCTIONS {
+        let spec = CrossEntropySpec { ignore: 2, reduction, smoothing: 0.1 };
+        let logits = Twin::random(Lie::Plain, &[3, 4], 1, DType::F32);
+        let target = Twin::integers(&[3], &[2, 2, 2], DType::I64);
+        let shape: &[usize] = if reduction == LossReduction::None { &[3] } else { &[] };
+        let g = Twin::random(Lie::Plain, shape, 2, DType::F32);
+        compare("all ignored", DType::F32, 8.0, &[&logits, &target, &g], |side| {
+            let (loss, lse, out) = (side.out(shape), side.stat(&[3]), side.out(&[3, 4]));
+            let [logits, target, g] = [0, 1, 2].map(|i| side.input(i));
+            side.run(Kernel::CrossEntropy { logits, target, weight: None, spec, loss: &loss, lse: Some(&lse) });
+            side.run(Kernel::CrossEntropyGrad { logits, target, weight: None, lse: &lse, g, spec, out: &out });
+            vec![loss, lse, out]
+        });
+    }
+}
+
+#[test]
+fn logits_of_extremes() {
+    let (nan, inf) = (f64::NAN, f64::INFINITY);
+    let rows = [[-inf, -inf, -inf], [inf, 0.0, 1.0], [nan, 0.0, 1.0], [-inf, 0.0, -inf], [9.0, -6e4, 9.0], [-1e3; 3]];
+    for dtype in FLOATS {
+        for smoothing in [0.0, 0.3] {
+            let spec = CrossEntropySpec { reduction: LossReduction::None, smoothing, ..CrossEntropySpec::default() };
+            let logits = Twin::of(&[6, 3], rows.as_flattened(), dtype);
+            let target = Twin::integers(&[6], &[0, 1, 2, 1, 0, 2], DType::I64);
+            compare("logits of extremes", dtype, 8.0, &[&logits, &target], |side| {
+                let (loss, lse) = (side.out(&[6]), side.stat(&[6]));
+                let [logits, target] = [0, 1].map(|i| side.input(i));
+                side.run(Kernel::CrossEntropy { logits, target, weight: None, spec, loss: &loss, lse: Some(&lse) });
+                vec![loss, lse]
+            });
+        }
+    }
+}
+
+/// A target outside the classes is an error, and nothing is written.
+#[test]
+fn targets_out_of_range() {
+    let logits = Twin::random(Lie::Plain, &[700, 4], 1, DType::F32);
+    for (bad, dtype) in [(4, DType::I64), (-1, DType::I32), (i64::MAX, DType::I64), (-101, DType::I64)] {
+        let mut ids = vec![-100; 700];
+        (ids[650], ids[699]) = (bad, 77);
+        let target = Twin::integers(&[700], &ids, dtype);
+        compare_errors("targets", &[&logits, &target], |side| {
+            let (loss, lse) = (side.out(&[]), side.stat(&[700]));
+            let spec = CrossEntropySpec::default();
+            let [logits, target] = [0, 1].map(|i| side.input(i));
+            let kernel = Kernel::CrossEntropy { logits, target, weight: None, spec, loss: &loss, lse: Some(&lse) };
+            let error = side.error(kernel);
+            assert!(loss.item().unwrap().is_nan() && lse.to_f64_vec().unwrap().iter().all(|v| v.is_nan()));
+            error
+        });
+    }
+}

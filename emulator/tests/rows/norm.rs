@@ -1,0 +1,109 @@
+//! Layer and RMS norm.
+
+use crate::twins::{FLOATS, LIES, Lie, Twin, compare};
+use retape_core::{DType, Kernel};
+
+fn shapes() -> [&'static [usize]; 8] {
+    [&[3, 5], &[], &[4], &[2, 3, 32], &[5, 33], &[2, 257], &[2, 1032], &[2, 0]]
+}
+
+fn stats(shape: &[usize]) -> Vec<usize> {
+    shape[..shape.len().saturating_sub(1)].to_vec()
+}
+
+#[test]
+fn forward_backward_and_parameters() {
+    for dtype in FLOATS {
+        for shape in shapes() {
+            for lie in LIES {
+                if lie != Lie::Plain && shape.len() < 2 {
+                    continue;
+                }
+                for (centred, scaled) in [(true, true), (true, false), (false, true)] {
+                    check(dtype, shape, lie, centred, scaled);
+                }
+            }
+        }
+    }
+}
+
+/// Rows in several pieces.
+#[test]
+fn many_rows() {
+    for (dtype, shape) in [(DType::F32, &[300, 8][..]), (DType::BF16, &[2, 100, 24]), (DType::BF16, &[130, 300])] {
+        check(dtype, shape, Lie::Plain, true, true);
+    }
+    check(DType::F32, &[0, 5], Lie::Plain, true, true);
+}
+
+fn check(dtype: DType, shape: &[usize], lie: Lie, centred: bool, scaled: bool) {
+    let n = shape.last().copied().unwrap_or(1);
+    let label = format!("norm of {shape:?} {lie:?}, centred {centred}, scaled {scaled}");
+    let x = Twin::random(lie, shape, 1, dtype);
+    // An element that repeats, and a view.
+    let weight = Twin::random(Lie::Inside, &[n], 2, dtype);
+    let bias = Twin::random(Lie::Plain, &[n], 3, dtype);
+    let g = Twin::random(lie, shape, 4, dtype);
+    compare(&label, dtype, 64.0, &[&x, &weight, &bias], |side| {
+        let (out, mean, rstd) = (side.out(shape), side.stat(&stats(shape)), side.stat(&stats(shape)));
+        let (weight, bias) = (scaled.then(|| side.input(1)), scaled.then(|| side.input(2)));
+        let mean = centred.then_some(&mean);
+        side.run(Kernel::LayerNorm { x: side.input(0), weight, bias, eps: 1e-3, out: &out, mean, rstd: &rstd });
+        [out, rstd].into_iter().chain(mean.cloned()).collect()
+    });
+    let (mean, rstd) = statistics(&x, shape, centred, dtype);
+    compare(&format!("gradient of {label}"), dtype, 256.0, &[&x, &weight, &mean, &rstd, &g], |side| {
+        let [x, weight, mean, rstd] = [0, 1, 2, 3].map(|i| side.input(i));
+        let (weight, mean) = (scaled.then_some(weight), centred.then_some(mean));
+        let out = side.out(shape);
+        side.run(Kernel::LayerNormGrad { x, weight, mean, rstd, g: side.input(4), out: &out });
+        let in_place = side.copy_of(4);
+        side.run(Kernel::LayerNormGrad { x, weight, mean, rstd, g: &in_place, out: &in_place });
+        let (dweight, dbias) = (side.out(&[n]), side.out(&[n]));
+        let (dw, db) = (Some(&dweight), scaled.then_some(&dbias));
+        side.run(Kernel::LayerNormParamGrad { x, mean, rstd, g: side.input(4), dweight: dw, dbias: db });
+        [out, in_place, dweight].into_iter().chain(db.cloned()).collect()
+    });
+}
+
+/// The statistics as the CPU finds them, in the statistics' dtype.
+fn statistics(x: &Twin, shape: &[usize], centred: bool, dtype: DType) -> (Twin, Twin) {
+    let new = |shape: &[usize]| retape_core::Tensor::full(x.theirs.device(), shape, DType::F64, f64::NAN).unwrap();
+    let (out, mean, rstd) = (new(shape), new(&stats(shape)), new(&stats(shape)));
+    let kernel = Kernel::LayerNorm {
+        x: &x.theirs,
+        weight: None,
+        bias: None,
+        eps: 1e-3,
+        out: &out,
+        mean: centred.then_some(&mean),
+        rstd: &rstd,
+    };
+    x.theirs.device().backend().run(&kernel).unwrap();
+    let dtype = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let twin = |t: &retape_core::Tensor| Twin::of(&stats(shape), &t.to_vec::<f64>().unwrap(), dtype);
+    (twin(&mean), twin(&rstd))
+}
+
+/// Numbers far from 0: the variance is that of what is left.
+#[test]
+fn a_large_mean() {
+    let values: Vec<f64> = (0..600).map(|i| 1000.0 + f64::from(i % 7)).collect();
+    for dtype in [DType::F32, DType::F64] {
+        let x = Twin::of(&[2, 300], &values, dtype);
+        compare("a large mean", dtype, 2000.0, &[&x], |side| {
+            let (out, mean, rstd) = (side.out(&[2, 300]), side.stat(&[2, 1]), side.stat(&[2, 1]));
+            let (x, mean_out) = (side.input(0), Some(&mean));
+            side.run(Kernel::LayerNorm {
+                x,
+                weight: None,
+                bias: None,
+                eps: 1e-5,
+                out: &out,
+                mean: mean_out,
+                rstd: &rstd,
+            });
+            vec![out, rstd]
+        });
+    }
+}

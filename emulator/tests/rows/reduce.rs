@@ -1,0 +1,164 @@
+//! Reductions and their gradients.
+
+use crate::twins::{FLOATS, LIES, Lie, Twin, compare, numbers};
+use retape_core::kernel::Reduce;
+use retape_core::{DType, Kernel};
+
+fn kinds() -> Vec<Reduce> {
+    let norms = [0.0, 1.0, 2.0, 3.0, 0.5, f64::INFINITY, f64::NEG_INFINITY].map(|ord| Reduce::Norm { ord });
+    let mut kinds = vec![Reduce::Sum, Reduce::Max, Reduce::Min, Reduce::Prod, Reduce::LogSumExp];
+    kinds.extend([0.0, 1.0].map(|correction| Reduce::Var { correction }));
+    kinds.push(Reduce::Std { correction: 1.0 });
+    kinds.extend(norms);
+    kinds
+}
+
+fn reduced(shape: &[usize], dims: &[usize]) -> Vec<usize> {
+    shape.iter().enumerate().map(|(d, &n)| if dims.contains(&d) { 1 } else { n }).collect()
+}
+
+fn check(f: Reduce, x: &Twin, dims: &[usize], dtype: DType) {
+    let label = format!("{f:?} of {:?} over {dims:?}", x.shape());
+    let kept = reduced(x.shape(), dims);
+    compare(&label, dtype, 64.0, &[x], |side| {
+        let out = side.out(&kept);
+        side.run(Kernel::Reduce { f, x: side.input(0), out: &out });
+        vec![out]
+    });
+}
+
+#[test]
+fn every_kind_over_any_dimensions() {
+    for dtype in FLOATS {
+        for lie in LIES {
+            let x = Twin::random(lie, &[3, 5, 7], 1, dtype);
+            for f in kinds() {
+                for dims in [&[][..], &[0], &[1], &[2], &[0, 1], &[0, 2], &[1, 2], &[0, 1, 2]] {
+                    check(f, &x, dims, dtype);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn shapes_with_edges() {
+    for (shape, dims) in [
+        (&[][..], &[][..]),
+        (&[1], &[0]),
+        (&[0, 3], &[0]),
+        (&[0, 3], &[1]),
+        (&[3, 0], &[1]),
+        (&[4, 33], &[1]),
+        (&[2, 1025], &[1]),
+        (&[257, 12], &[0]),
+        (&[70, 300], &[0]),
+        (&[2, 300, 5], &[1]),
+        (&[9, 4, 31], &[0, 1]),
+    ] {
+        for dtype in [DType::F32, DType::BF16] {
+            let x = Twin::random(Lie::Plain, shape, 2, dtype);
+            for f in [Reduce::Sum, Reduce::Max, Reduce::LogSumExp, Reduce::Norm { ord: 2.0 }] {
+                check(f, &x, dims, dtype);
+            }
+        }
+    }
+}
+
+/// Groups in pieces, by rows and by columns.
+#[test]
+fn groups_in_pieces() {
+    for dtype in [DType::F32, DType::BF16, DType::F64] {
+        for (shape, dims) in
+            [(&[2, 20_000][..], &[1][..]), (&[40_001], &[0]), (&[3000, 8], &[0]), (&[20, 1000, 3], &[0, 1])]
+        {
+            let x = Twin::random(Lie::Plain, shape, 3, dtype);
+            for f in [Reduce::Sum, Reduce::Max, Reduce::Norm { ord: 1.0 }, Reduce::Norm { ord: f64::NEG_INFINITY }] {
+                check(f, &x, dims, dtype);
+            }
+        }
+    }
+}
+
+#[test]
+fn not_a_number_and_infinity() {
+    let (nan, inf) = (f64::NAN, f64::INFINITY);
+    let rows = [[1.0, nan, 2.0], [inf, 1.0, 2.0], [-inf, -inf, -inf], [-inf, 1.0, inf], [0.0, -0.0, 0.0]];
+    for dtype in FLOATS {
+        let x = Twin::of(&[5, 3], rows.as_flattened(), dtype);
+        for f in kinds() {
+            check(f, &x, &[1], dtype);
+            check(f, &x, &[0], dtype);
+        }
+    }
+}
+
+/// Strides don't show in the bits.
+#[test]
+fn a_view_sums_as_its_copy() {
+    for (shape, dims) in [(&[40, 37][..], &[1][..]), (&[300, 12], &[0])] {
+        let values = numbers(4, shape.iter().product());
+        let of = |lie| {
+            let x = Twin::lying(lie, shape, &values, DType::F32).ours;
+            let out = retape_core::Tensor::full(x.device(), &reduced(shape, dims), DType::F32, f64::NAN).unwrap();
+            x.device().backend().run(&Kernel::Reduce { f: Reduce::Sum, x: &x, out: &out }).unwrap();
+            out.to_bytes().unwrap()
+        };
+        assert!(of(Lie::Plain) == of(Lie::Turned) && of(Lie::Plain) == of(Lie::Inside), "{shape:?}");
+    }
+}
+
+#[test]
+fn squared_norms() {
+    for dtype in FLOATS {
+        for (lie, shape) in
+            [(Lie::Plain, &[40_000][..]), (Lie::Turned, &[9, 31]), (Lie::Inside, &[3, 0]), (Lie::Plain, &[])]
+        {
+            let x = Twin::random(lie, shape, 5, dtype);
+            compare("squared norm", dtype, 16.0, &[&x], |side| {
+                let out = side.filled(&[], DType::F64);
+                side.run(Kernel::SquaredNorm { x: side.input(0), out: &out });
+                vec![out]
+            });
+        }
+    }
+}
+
+/// y is what the CPU finds in f64, rounded: then both devices see the same ties.
+#[test]
+fn gradients() {
+    for dtype in FLOATS {
+        for (lie, shape, dims) in [
+            (Lie::Plain, &[3, 4, 5][..], &[1][..]),
+            (Lie::Plain, &[4, 70], &[1]),
+            (Lie::Turned, &[3, 4, 5], &[0, 2]),
+            (Lie::Inside, &[6, 5], &[0, 1]),
+            (Lie::Repeated, &[4, 33], &[0]),
+        ] {
+            let mut values = numbers(6, shape.iter().product());
+            values[1] = 0.0;
+            values[3] = 0.0;
+            let x = Twin::lying(lie, shape, &values, dtype);
+            let kept = reduced(shape, dims);
+            let g = Twin::random(Lie::Plain, &kept, 7, dtype);
+            for f in kinds().into_iter().filter(|&f| f != Reduce::Sum) {
+                let y = retape_core::Tensor::full(x.theirs.device(), &kept, DType::F64, f64::NAN).unwrap();
+                y.device().backend().run(&Kernel::Reduce { f, x: &x.theirs, out: &y }).unwrap();
+                let y = Twin::of(&kept, &y.to_vec::<f64>().unwrap(), dtype);
+                // The magnitudes' ends are among x; those of 0.5 and of least magnitude 0 are steep or 0.
+                compare(
+                    &format!("gradient of {f:?} of {shape:?} over {dims:?}"),
+                    dtype,
+                    256.0,
+                    &[&x, &y, &g],
+                    |side| {
+                        let out = side.out(shape);
+                        let (x, y, g) = (side.input(0), side.input(1), side.input(2));
+                        side.run(Kernel::ReduceGrad { f, x, y, g, out: &out });
+                        vec![out]
+                    },
+                );
+            }
+        }
+    }
+}

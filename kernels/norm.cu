@@ -1,0 +1,179 @@
+// Layer norm over the last dimension, and RMS norm, which is the same with 0 in place of the mean (no `mean` operand).
+//
+// A team of threads a row (rows.cuh), packs of 16 bytes where rows allow it; all sums in the arithmetic's type, each thread's
+// own first, then as a tree. Mean and variance are taken in two passes. With xhat = (x - mean) rstd and e = g weight, as mean
+// and rstd depend on every x of the row: dx = rstd (e - mean(e) - xhat mean(e xhat)).
+//
+// Gradients of weight and bias are sums over rows, in two stages: a block sums some rows of up to 256 columns, a thread for
+// PACK columns and every few rows, and leaves its sums in the workspace; then a thread for each column adds these up in their
+// order, in f64.
+#include "rows.cuh"
+
+struct LayerNorm {
+    RowPlan plan;
+    Tensor x, weight, bias, out, mean, rstd;  // mean and rstd: a number for each row
+    double eps;
+};
+
+template <class C>
+DEVICE void layer_norm(const LayerNorm& p) {
+    SHARED_MEMORY(memory);
+    const Team team(p.plan.team, memory);
+    const int64_t n = p.plan.width, step = int64_t(team.size) * PACK;
+    for (int64_t r = team.first; r < p.plan.rows; r += team.step) {
+        const Row<C> x(p.x, r, p.plan), out(p.out, r, p.plan);
+        C v[PACK], mean = 0, sum = 0;
+        if (p.mean.present()) {
+            for (int64_t i = team.rank * PACK; i < n; i += step) {
+                x.read(i, C(0), v);
+                sum += pack_sum(v);
+            }
+            mean = team.sum(sum) / C(n);
+        }
+        C squares = 0;
+        for (int64_t i = team.rank * PACK; i < n; i += step) {
+            x.read(i, mean, v);
+#pragma unroll
+            for (int j = 0; j < PACK; j++) v[j] = (v[j] - mean) * (v[j] - mean);
+            squares += pack_sum(v);
+        }
+        const C rstd = C(1) / sqrt(team.sum(squares) / C(n) + C(p.eps));
+        if (team.rank == 0) {
+            if (p.mean.present()) store(p.mean, p.mean.offset(r), mean);
+            store(p.rstd, p.rstd.offset(r), rstd);
+        }
+        for (int64_t i = team.rank * PACK; i < n; i += step) {
+            C w[PACK], b[PACK];
+            x.read(i, C(0), v);
+            read_or(p.weight, i, p.plan, C(1), w);
+            read_or(p.bias, i, p.plan, C(0), b);
+#pragma unroll
+            for (int j = 0; j < PACK; j++) v[j] = fma((v[j] - mean) * rstd, w[j], b[j]);
+            out.write(i, v);
+        }
+    }
+}
+KERNEL layer_norm_f32(const LayerNorm p) { layer_norm<float>(p); }
+KERNEL layer_norm_f64(const LayerNorm p) { layer_norm<double>(p); }
+
+struct LayerNormGrad {
+    RowPlan plan;
+    Tensor x, weight, mean, rstd, g, out;
+};
+
+// In place of g: a thread writes only what it alone reads.
+template <class C>
+DEVICE void layer_norm_grad(const LayerNormGrad& p) {
+    SHARED_MEMORY(memory);
+    const Team team(p.plan.team, memory);
+    const int64_t n = p.plan.width, step = int64_t(team.size) * PACK;
+    for (int64_t r = team.first; r < p.plan.rows; r += team.step) {
+        const Row<C> x(p.x, r, p.plan), g(p.g, r, p.plan), out(p.out, r, p.plan);
+        const C mean = number<C>(p.mean, r), rstd = number<C>(p.rstd, r);
+        C xhat[PACK], e[PACK];
+        const auto read = [&](int64_t i) {
+            C w[PACK];
+            x.read(i, mean, xhat);
+            g.read(i, C(0), e);
+            read_or(p.weight, i, p.plan, C(1), w);
+#pragma unroll
+            for (int j = 0; j < PACK; j++) {
+                xhat[j] = (xhat[j] - mean) * rstd;
+                e[j] *= w[j];
+            }
+        };
+        C e_sum = 0, ex_sum = 0;
+        for (int64_t i = team.rank * PACK; i < n; i += step) {
+            read(i);
+            e_sum += pack_sum(e);
+#pragma unroll
+            for (int j = 0; j < PACK; j++) e[j] *= xhat[j];
+            ex_sum += pack_sum(e);
+        }
+        const C e_mean = p.mean.present() ? team.sum(e_sum) / C(n) : C(0);
+        const C ex_mean = team.sum(ex_sum) / C(n);
+        for (int64_t i = team.rank * PACK; i < n; i += step) {
+            read(i);
+#pragma unroll
+            for (int j = 0; j < PACK; j++) e[j] = rstd * (e[j] - e_mean - xhat[j] * ex_mean);
+            out.write(i, e);
+        }
+    }
+}
+KERNEL layer_norm_grad_f32(const LayerNormGrad p) { layer_norm_grad<float>(p); }
+KERNEL layer_norm_grad_f64(const LayerNormGrad p) { layer_norm_grad<double>(p); }
+
+struct LayerNormParamGrad {
+    RowPlan plan;
+    Tensor x, mean, rstd, g;
+    void* parts;  // [pieces][2][width]: sums of g xhat, and of g
+    int64_t piece, pieces;
+    int32_t lanes, padding;  // threads that lie along a row, a power of 2
+};
+
+// Shared memory: 2 PACK numbers for each thread.
+template <class C>
+DEVICE void layer_norm_param_grad(const LayerNormParamGrad& p) {
+    SHARED_MEMORY(memory);
+    C* shared = reinterpret_cast<C*>(memory);
+    C* parts = static_cast<C*>(p.parts);
+    const int lane = threadIdx.x & (p.lanes - 1), first = threadIdx.x / p.lanes, step = blockDim.x / p.lanes;
+    const int strip = p.lanes * PACK;
+    const int64_t width = p.plan.width, strips = (width + strip - 1) / strip;
+    for (int64_t item = blockIdx.x; item < strips * p.pieces; item += gridDim.x) {
+        const int64_t piece = item / strips, left = (item - piece * strips) * strip, column = left + lane * PACK;
+        const int64_t end = (piece + 1) * p.piece < p.plan.rows ? (piece + 1) * p.piece : p.plan.rows;
+        C dw[PACK], db[PACK];
+        for (int j = 0; j < PACK; j++) dw[j] = db[j] = 0;
+        for (int64_t r = piece * p.piece + first; column < width && r < end; r += step) {
+            C x[PACK], g[PACK];
+            const C mean = number<C>(p.mean, r), rstd = number<C>(p.rstd, r);
+            Row<C>(p.x, r, p.plan).read(column, mean, x);
+            Row<C>(p.g, r, p.plan).read(column, C(0), g);
+#pragma unroll
+            for (int j = 0; j < PACK; j++) {
+                dw[j] = fma(g[j], (x[j] - mean) * rstd, dw[j]);
+                db[j] += g[j];
+            }
+        }
+        for (int j = 0; j < PACK; j++) {
+            shared[(first * 2 + 0) * strip + lane * PACK + j] = dw[j];
+            shared[(first * 2 + 1) * strip + lane * PACK + j] = db[j];
+        }
+        __syncthreads();
+        for (int c = threadIdx.x; c < 2 * strip; c += blockDim.x) {
+            const int which = c >= strip;
+            const int64_t at = left + c - which * strip;
+            if (at >= width) continue;
+            C total = shared[c];
+            for (int k = 1; k < step; k++) total += shared[k * 2 * strip + c];
+            parts[(piece * 2 + which) * width + at] = total;
+        }
+        __syncthreads();
+    }
+}
+KERNEL layer_norm_param_grad_f32(const LayerNormParamGrad p) { layer_norm_param_grad<float>(p); }
+KERNEL layer_norm_param_grad_f64(const LayerNormParamGrad p) { layer_norm_param_grad<double>(p); }
+
+struct LayerNormParamSum {
+    Tensor dweight, dbias;
+    const void* parts;
+    int64_t width, pieces;
+};
+
+template <class C>
+DEVICE void layer_norm_param_sum(const LayerNormParamSum& p) {
+    const C* parts = static_cast<const C*>(p.parts);
+    const int64_t step = int64_t(gridDim.x) * blockDim.x;
+    for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < 2 * p.width; i += step) {
+        const int which = i >= p.width;
+        const Tensor& out = which ? p.dbias : p.dweight;
+        if (!out.present()) continue;
+        const int64_t column = i - which * p.width;
+        double total = 0;
+        for (int64_t k = 0; k < p.pieces; k++) total += parts[(k * 2 + which) * p.width + column];
+        store(out, out.offset(column), C(total));
+    }
+}
+KERNEL layer_norm_param_sum_f32(const LayerNormParamSum p) { layer_norm_param_sum<float>(p); }
+KERNEL layer_norm_param_sum_f64(const LayerNormParamSum p) { layer_norm_param_sum<double>(p); }

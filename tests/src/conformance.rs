@@ -1,0 +1,194 @@
+//! What every device is held to, op by op over the registry. A device may lack kernels: what it refuses as unsupported is
+//! gathered, and who calls compares that with what the device is documented to lack.
+
+use crate::{SampleMarks, floats, gradient_bytes, random, relative_error, run_sample, sample_tensor};
+use retape_core::ops::{Op, Sample, SampleMemory};
+use retape_core::{DType, Device, Error, Int8Spec, Kind, Mark, Result, Tape, Tensor, Var, meta};
+use std::collections::BTreeSet;
+
+/// The float dtypes.
+pub const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
+
+/// Relative L2 error of the gradients of one op whose inputs and outputs all lie as int8.
+pub const INT8_BOUND: f64 = 0.1;
+
+/// Ops that a device refused, as `op (kernel)`.
+pub type Refused = BTreeSet<String>;
+
+/// No mark, and every kind of mark.
+pub fn marks() -> [Option<Mark>; 4] {
+    [None, Some(Mark::Keep), Some(Mark::Recompute), Some(Mark::Int8(Int8Spec::default()))]
+}
+
+/// The op and its sample, for messages.
+pub fn label(sample: &Sample) -> String {
+    format!("{:?} / {}", sample.op, sample.name)
+}
+
+/// The result, or None where the device has no kernel for the op, which is noted.
+fn supported<T>(result: Result<T>, sample: &Sample, dtype: DType, refused: &mut Refused) -> Option<T> {
+    match result {
+        Ok(value) => Some(value),
+        Err(Error::Unsupported { kernel, .. }) => {
+            refused.insert(format!("{} ({kernel})", sample.op.rule().name()));
+            None
+        }
+        Err(error) => panic!("{dtype} {}: {error}", label(sample)),
+    }
+}
+
+/// What one run of an op gave: outputs and gradients with their dtypes.
+struct Run {
+    outputs: Vec<(DType, Vec<f64>)>,
+    gradients: Vec<Vec<f64>>,
+}
+
+/// Runs a sample whose inputs, and the gradients of its outputs, are rounded to `rounded` and then computed in `dtype`.
+fn run_rounded(device: &Device, sample: &Sample, rounded: DType, dtype: DType) -> Result<Run> {
+    let cast = |t: Tensor| if t.dtype().is_float() && rounded != dtype { t.cast(dtype, Kind::Input) } else { Ok(t) };
+    let tape = Tape::new(device);
+    let leaves = sample.inputs.iter().map(|i| {
+        let t = cast(sample_tensor(device, i, rounded))?;
+        if t.dtype().is_float() { tape.leaf(&t) } else { tape.constant(&t) }
+    });
+    let leaves: Vec<_> = leaves.collect::<Result<_>>()?;
+    let outputs = leaves[0].apply_all(sample.op.clone(), &leaves[1..].iter().collect::<Vec<_>>())?;
+    let numbers = |y: &Var| Ok((y.dtype(), y.tensor()?.to_f64_vec()?));
+    let outputs_as_numbers = outputs.iter().map(numbers).collect::<Result<_>>()?;
+    let differentiable: Vec<&Var> = outputs.iter().filter(|y| y.dtype().is_float()).collect();
+    let seed = |y: &&Var| random(device, &y.shape(), 4, rounded).cast(y.dtype(), Kind::Input);
+    let seeds: Vec<Tensor> = differentiable.iter().map(seed).collect::<Result<_>>()?;
+    let gradients = tape.backward_from(&differentiable.into_iter().zip(&seeds).collect::<Vec<_>>(), false)?;
+    let gradient = |x: &Var| gradients.of(x).map_or(Ok(Vec::new()), Tensor::to_f64_vec);
+    Ok(Run { outputs: outputs_as_numbers, gradients: leaves.iter().map(gradient).collect::<Result<_>>()? })
+}
+
+/// Half the distance of 1 to the next number.
+fn unit(dtype: DType) -> f64 {
+    2f64.powi(match dtype {
+        DType::BF16 => -8,
+        DType::F16 => -11,
+        DType::F32 => -24,
+        _ => -53,
+    })
+}
+
+/// An output is the exact result rounded once (to nearest even; the error of the arithmetic aside), and a gradient, which may
+/// be put together from rounded ones, is near it: against `reference`, a device that computes the same in f64.
+pub fn outputs_are_rounded_once(device: &Device, reference: &Device, dtypes: &[DType]) -> Refused {
+    let mut refused = Refused::new();
+    for (&dtype, sample) in dtypes.iter().flat_map(|dtype| Op::all_samples().into_iter().map(move |s| (dtype, s))) {
+        let run = run_rounded(device, &sample, dtype, dtype);
+        let Some(actual) = supported(run, &sample, dtype, &mut refused) else { continue };
+        let expected = run_rounded(reference, &sample, dtype, DType::F64).unwrap();
+        let outputs = actual.outputs.iter().zip(&expected.outputs).map(|((d, a), (_, e))| ("output", *d, a, e));
+        let gradients = actual.gradients.iter().zip(&expected.gradients).map(|(a, e)| ("gradient", dtype, a, e));
+        let numbers = || expected.outputs.iter().map(|o| &o.1).chain(&expected.gradients).flatten();
+        let largest = numbers().filter(|x| x.is_finite()).fold(1.0, |m: f64, x| m.max(x.abs()));
+        let (u, arithmetic) = (unit(dtype), if dtype == DType::F64 { 1e-13 } else { 2e-5 });
+        for (what, dtype, actual, expected) in outputs.chain(gradients) {
+            assert_eq!(actual.len(), expected.len(), "{dtype} {}: {what}", label(&sample));
+            let rounded = if dtype.is_float() {
+                floats(reference, &[expected.len()], expected, dtype).to_f64_vec().unwrap()
+            } else {
+                expected.clone()
+            };
+            let allowed = |e: f64| match what {
+                "output" => unit(dtype).max(u) * e.abs() + arithmetic * largest,
+                _ => (4.0 * u).max(arithmetic) * largest,
+            };
+            for ((&a, &e), &r) in actual.iter().zip(expected).zip(&rounded) {
+                let same = a == r || a.is_nan() && r.is_nan();
+                let near = a.is_finite() && (a - e).abs() <= allowed(e);
+                assert!(same || near, "{dtype} {}: {what} {a:e}, expected {e:e}", label(&sample));
+            }
+        }
+    }
+    refused
+}
+
+/// These marks on every op's inputs and outputs: the bits of all-unmarked (int8 apart), the dry run's bytes, nothing left,
+/// and equal bits in every pass of a retained tape.
+pub fn marks_don_t_show(device: &Device, dtypes: &[DType], marks: &[SampleMarks]) -> Refused {
+    let mut refused = Refused::new();
+    for (&dtype, sample) in dtypes.iter().flat_map(|dtype| Op::all_samples().into_iter().map(move |s| (dtype, s))) {
+        let plain = run_sample(device, &sample, dtype, SampleMarks::default(), 1);
+        let Some(plain) = supported(plain, &sample, dtype, &mut refused) else { continue };
+        for &marks in marks {
+            let context = || format!("{dtype} {} with {marks:?}", label(&sample));
+            let run = match run_sample(device, &sample, dtype, marks, 1) {
+                Ok(run) => run,
+                // Refused where an input is read exactly.
+                Err(Error::MarkNotAllowed { mark: "int8", .. })
+                    if sample.op.rule().saves(&[true; 3]).iter().any(|s| s.exact) =>
+                {
+                    continue;
+                }
+                // -inf and NaN have no int8; that is an error by default.
+                Err(Error::NonFinite { .. }) => continue,
+                Err(error) => panic!("{}: {error}", context()),
+            };
+            assert_eq!(run.left, 0, "{}", context());
+            assert_eq!(run.outputs, plain.outputs, "{}", context());
+            let int8 = [marks.inputs, marks.outputs].iter().any(|m| matches!(m, Some(Mark::Int8(_))));
+            if int8 {
+                // Over all inputs together: one that sums over a broadcast may cancel to nearly nothing.
+                let error = relative_error(&run.numbers.concat(), &plain.numbers.concat());
+                assert!(!sample.smooth || error < INT8_BOUND, "{}: gradient error {error}", context());
+            } else {
+                assert_eq!(run.gradients, plain.gradients, "{}", context());
+            }
+            let dry = run_sample(&meta(), &sample, dtype, marks, 1).unwrap();
+            assert_eq!((dry.peak, dry.fingerprint), (run.peak, run.fingerprint), "{}", context());
+            let again = run_sample(device, &sample, dtype, marks, 3).unwrap();
+            assert!(again.gradients.iter().all(|g| *g == run.gradients[0]), "{}", context());
+            let dry = run_sample(&meta(), &sample, dtype, marks, 3).unwrap();
+            assert_eq!((dry.peak, dry.fingerprint), (again.peak, again.fingerprint), "{}", context());
+        }
+    }
+    refused
+}
+
+/// The bytes of a sample's outputs and gradients, its inputs lying as the sample says or contiguous.
+fn bytes_of(device: &Device, sample: &Sample, dtype: DType, contiguous: bool) -> Result<Vec<Vec<u8>>> {
+    let tape = Tape::new(device);
+    let leaves = sample.inputs.iter().map(|i| {
+        let t = sample_tensor(device, i, dtype);
+        let t = if contiguous { t.copy(Kind::Input)? } else { t };
+        if t.dtype().is_float() { tape.leaf(&t) } else { tape.constant(&t) }
+    });
+    let leaves: Vec<_> = leaves.collect::<Result<_>>()?;
+    let outputs = leaves[0].apply_all(sample.op.clone(), &leaves[1..].iter().collect::<Vec<_>>())?;
+    let mut bytes: Vec<Vec<u8>> = outputs.iter().map(|y| y.tensor()?.to_bytes()).collect::<Result<_>>()?;
+    let differentiable: Vec<_> = outputs.iter().filter(|y| y.dtype().is_float()).collect();
+    let seed = |y: &&Var| random(device, &y.shape(), 4, dtype).cast(y.dtype(), Kind::Input);
+    let seeds: Vec<Tensor> = differentiable.iter().map(seed).collect::<Result<_>>()?;
+    let gradients = tape.backward_from(&differentiable.into_iter().zip(&seeds).collect::<Vec<_>>(), false)?;
+    bytes.extend(gradient_bytes(&gradients, &leaves)?);
+    Ok(bytes)
+}
+
+/// A strided input gives the numbers of its contiguous copy: their bits, or, where a device may take another kernel for another
+/// layout, what is within `tolerance` of them in relative L2.
+pub fn strides_don_t_show(device: &Device, dtypes: &[DType], tolerance: f64) -> Refused {
+    let mut refused = Refused::new();
+    for (&dtype, sample) in dtypes.iter().flat_map(|dtype| Op::all_samples().into_iter().map(move |s| (dtype, s))) {
+        if sample.inputs.iter().all(|i| i.memory == SampleMemory::Contiguous) {
+            continue;
+        }
+        let strided = bytes_of(device, &sample, dtype, false);
+        let Some(strided) = supported(strided, &sample, dtype, &mut refused) else { continue };
+        let contiguous = bytes_of(device, &sample, dtype, true).unwrap();
+        if tolerance > 0.0 && strided != contiguous {
+            let strided = run_rounded(device, &sample, dtype, dtype).unwrap();
+            let reference = run_rounded(device, &sample, dtype, DType::F64).unwrap();
+            for (a, b) in strided.gradients.iter().zip(&reference.gradients) {
+                let error = relative_error(a, b);
+                assert!(error < tolerance, "{dtype} {}: {error:e}", label(&sample));
+            }
+        } else {
+            assert_eq!(strided, contiguous, "{dtype} {}", label(&sample));
+        }
+    }
+    refused
+}
