@@ -76,7 +76,7 @@ fn every_mark_on_every_op() {
 #[test]
 fn sixteen_bits_are_rounded_once() {
     let device = wrapped::device(Arc::new(Watch { poison: true, ..Watch::default() }));
-    let refused = outputs_are_rounded_once(&device, &device, &[DType::BF16, DType::F16]);
+    let refused = outputs_are_rounded_once(&device, &device, &[DType::BF16, DType::F16], false);
     assert!(refused.is_empty(), "{refused:?}");
 }
 
