@@ -1,12 +1,13 @@
 // Softmax cross-entropy, the loss of log-probabilities, and their gradients.
 //
-// With class weights w and a target distribution q = keep p + spread, where p is given or all on one class t, the loss of a
-// row is sum over c of w_c q_c (lse - x_c); of a plain class it is w_t (lse - x_t). Its derivative by x_c is
-// softmax_c sum(w q) - w_c q_c. A team of threads a row (rows.cuh); the log-sum-exp takes one pass (exponentials.cuh), and the
-// gradient one more, which may write over the logits. Rows' losses are f64 and are added in an order of their own.
+// With class weights w and a target distribution q = keep p + spread, where p is given or all on one class t, the loss
+// of a row is sum over c of w_c q_c (lse - x_c); of a plain class it is w_t (lse - x_t). Its derivative by x_c is
+// softmax_c sum(w q) - w_c q_c. A team of threads a row (rows.cuh); the log-sum-exp takes one pass (exponentials.cuh),
+// and the gradient one more, which may write over the logits. Rows' losses are f64 and are added in an order of their
+// own.
 //
-// Targets are checked before the loss is taken (indices.cu). Gradients don't check again: a target that is neither a class nor
-// ignored counts as ignored there.
+// Targets are checked before the loss is taken (indices.cu). Gradients don't check again: a target that is neither a
+// class nor ignored counts as ignored there.
 #include "exponentials.cuh"
 
 enum Reduction : int32_t { EACH, SUM, MEAN };
@@ -33,7 +34,9 @@ DEVICE Class row_class(const Scores& s, int64_t r) {
 }
 
 template <class C>
-DEVICE C class_weight(const Scores& s, int64_t c) { return s.weight.present() ? Row<C>(s.weight, 0, s.plan).get(c) : C(1); }
+DEVICE C class_weight(const Scores& s, int64_t c) {
+    return s.weight.present() ? Row<C>(s.weight, 0, s.plan).get(c) : C(1);
+}
 
 // w and q of a pack of classes, w 0 beyond the last; q without what is on one class.
 template <class C>
@@ -111,7 +114,8 @@ DEVICE void cross_entropy(const CrossEntropy& p) {
                 x.read(i, C(0), v);
                 weights_and_shares(s, r, i, w, q);
 #pragma unroll
-                for (int j = 0; j < PACK; j++) v[j] = place(s.plan, i, j) < s.plan.width ? w[j] * q[j] * (lse - v[j]) : C(0);
+                for (int j = 0; j < PACK; j++)
+                    v[j] = place(s.plan, i, j) < s.plan.width ? w[j] * q[j] * (lse - v[j]) : C(0);
                 rest += pack_sum(v);
             });
             loss += team.sum(rest);
@@ -258,8 +262,8 @@ DEVICE void cross_entropy_weight_sums(const CrossEntropyWeightGrad& p) {
 KERNEL cross_entropy_weight_sums_f32(const CrossEntropyWeightGrad p) { cross_entropy_weight_sums<float>(p); }
 KERNEL cross_entropy_weight_sums_f64(const CrossEntropyWeightGrad p) { cross_entropy_weight_sums<double>(p); }
 
-// Then one block takes off what a weight takes from the mean by being in its divisor: with L the mean, the derivative of
-// sum / count by w_c has the term -L count_c / count.
+// Then one block takes off what a weight takes from the mean by being in its divisor: with L the mean, the derivative
+// of sum / count by w_c has the term -L count_c / count.
 template <class C>
 DEVICE void cross_entropy_weight_grad(const CrossEntropyWeightGrad& p) {
     SHARED_MEMORY(memory);

@@ -1,5 +1,5 @@
-// The largest element of a row and the sum of exponentials relative to it, in one pass: each thread keeps the largest that it
-// has seen and a sum relative to it, and the team puts these together (Milakov and Gimelshein 2018).
+// The largest element of a row and the sum of exponentials relative to it, in one pass: each thread keeps the largest
+// that it has seen and a sum relative to it, and the team puts these together (Milakov and Gimelshein 2018).
 #pragma once
 #include "rows.cuh"
 

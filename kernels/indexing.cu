@@ -42,9 +42,10 @@ KERNEL gather_2(const Gather p) { gather<uint16_t>(p); }
 KERNEL gather_4(const Gather p) { gather<uint32_t>(p); }
 KERNEL gather_8(const Gather p) { gather<uint64_t>(p); }
 
-// Scatter-add without atomics. An entry is a combination of the dimensions in which the index differs or `out` repeats; the
-// other dimensions, the columns, are independent of each other. All entries are sorted by (place in out, number): the entries
-// that meet in one place follow each other in their order, and one thread for each place and column adds them up.
+// Scatter-add without atomics. An entry is a combination of the dimensions in which the index differs or `out` repeats;
+// the other dimensions, the columns, are independent of each other. All entries are sorted by (place in out, number):
+// the entries that meet in one place follow each other in their order, and one thread for each place and column adds
+// them up.
 struct Scatter {
     Tensor out_entry, out_column, source_entry, source_column;
     Indices indices;  // of entries

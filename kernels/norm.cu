@@ -1,11 +1,13 @@
 // Layer norm over the last dimension, and RMS norm, which is the same with 0 in place of the mean (no `mean` operand).
 //
-// A team of threads a row (rows.cuh), which keeps it in registers if it fits, else reads it again; all sums in the arithmetic's
-// type, each thread's own first, then as a tree. Mean and variance are taken in two passes. With xhat = (x - mean) rstd and e = g weight, as mean
-// and rstd depend on every x of the row: dx = rstd (e - mean(e) - xhat mean(e xhat)).
+// A team of threads a row (rows.cuh), which keeps it in registers if it fits, else reads it again; all sums in the
+// arithmetic's type, each thread's own first, then as a tree. Mean and variance are taken in two passes.
 //
-// Gradients of weight and bias are sums over rows, in two stages: a block sums some rows of up to 256 columns, a thread for
-// PACK columns and every few rows, and leaves its sums in the workspace; then these are added up, in f64.
+// With xhat = (x - mean) rstd and e = g weight, as mean and rstd depend on every x of the row:
+// dx = rstd (e - mean(e) - xhat mean(e xhat)).
+//
+// Gradients of weight and bias are sums over rows, in two stages: a block sums some rows of up to 256 columns, a thread
+// for PACK columns and every few rows, and leaves its sums in the workspace; then these are added up, in f64.
 #include "rows.cuh"
 
 struct LayerNorm {
@@ -164,8 +166,8 @@ struct LayerNormParamSum {
     int64_t width, pieces;
 };
 
-// A block for 32 columns: each warp adds every few pieces of these, then the first adds up the warps'. Shared memory: 8 bytes
-// for each thread.
+// A block for 32 columns: each warp adds every few pieces of these, then the first adds up the warps'. Shared memory: 8
+// bytes for each thread.
 template <class C>
 DEVICE void layer_norm_param_sum(const LayerNormParamSum& p) {
     SHARED_MEMORY(memory);

@@ -1,14 +1,19 @@
 // Reductions over any dimensions, sums of squares, and gradients of reductions.
 //
-// The dimensions that are reduced are one index in row-major order, the group; those that are kept another. Two ways in:
+// The dimensions that are reduced are one index in row-major order, the group; those that are kept another.
+// Two ways in:
 // - reduce_rows, reduce_norms: a team of threads for each piece of a group (see rows.cuh);
-// - reduce_columns, for what isn't a norm: where the innermost dimension is kept, a thread for PACK columns and some rows.
-// Which one, and how groups are cut, follows from the shape alone. Numerics: sums, maxima and minima run in the arithmetic's
-// type within a piece (each thread adds at most a few hundred elements, the rest is a tree), all else in f64; pieces are put
-// together in f64, in an order of its own (reduce_parts). Variance and log-sum-exp take two passes by one team.
+// - reduce_columns, for what isn't a norm: where the innermost dimension is kept, a thread for PACK columns and some
+//   rows.
+// Which one, and how groups are cut, follows from the shape alone. Numerics: sums, maxima and minima run in the
+// arithmetic's type within a piece (each thread adds at most a few hundred elements, the rest is a tree), all else in
+// f64; pieces are put together in f64, in an order of its own (reduce_parts). Variance and log-sum-exp take two passes
+// by one team.
 #include "rows.cuh"
 
-enum Kind : int32_t { SUM, MAX, MIN, PROD, LOG_SUM_EXP, VAR, STD, COUNT, NORM_1, NORM_2, NORM, NORM_MAX, NORM_MIN, SQUARES };
+enum Kind : int32_t {
+    SUM, MAX, MIN, PROD, LOG_SUM_EXP, VAR, STD, COUNT, NORM_1, NORM_2, NORM, NORM_MAX, NORM_MIN, SQUARES
+};
 
 struct Times {
     template <class C>
@@ -93,8 +98,8 @@ struct ReduceRows {
 
 // The fold of map(x) over the elements from .. end of the group of output o, by packs; for maps of little code.
 template <class C, class Map, class Join>
-DEVICE typename Map::Type fold_packs(const ReduceRows& p, const Team& team, int64_t o, int64_t from, int64_t end, Map map,
-                                     Join join, typename Map::Type start) {
+DEVICE typename Map::Type fold_packs(const ReduceRows& p, const Team& team, int64_t o, int64_t from, int64_t end,
+                                     Map map, Join join, typename Map::Type start) {
     typedef typename Map::Type A;
     const int64_t base = p.kept.offset(o);
     A lanes[PACK];
@@ -206,7 +211,7 @@ KERNEL reduce_twice_f32(const ReduceRows p) { reduce_twice<float>(p); }
 KERNEL reduce_twice_f64(const ReduceRows p) { reduce_twice<double>(p); }
 
 struct ReduceColumns {
-    Tensor outer, rows, columns, out;  // x by the kept dimensions before the reduced ones, those, and the kept ones behind
+    Tensor outer, rows, columns, out;  // x by the kept dimensions before the reduced ones, those, and the kept behind
     double* parts;                     // [outputs][pieces], if there are several
     int64_t outers, count, width, piece, pieces;
     double parameter;
@@ -226,7 +231,8 @@ DEVICE void reduce_columns(const ReduceColumns& p) {
         typedef typename decltype(map)::Type A;
         A* part = reinterpret_cast<A*>(memory);
         for (int64_t item = blockIdx.x; item < p.outers * strips * p.pieces; item += gridDim.x) {
-            const int64_t o = item / p.pieces / strips, left = item / p.pieces % strips * strip, piece = item % p.pieces;
+            const int64_t piece = item % p.pieces, rest = item / p.pieces;
+            const int64_t o = rest / strips, left = rest % strips * strip;
             const int64_t column = left + lane * PACK;
             const int64_t end = (piece + 1) * p.piece < p.count ? (piece + 1) * p.piece : p.count;
             A sums[PACK];
@@ -265,15 +271,17 @@ struct ReduceParts {
 // A warp puts the pieces of an output together.
 KERNEL reduce_parts(const ReduceParts p) {
     const int lane = threadIdx.x & 31, warps = blockDim.x >> 5;
+    const int64_t first = int64_t(blockIdx.x) * warps + (threadIdx.x >> 5), step = int64_t(gridDim.x) * warps;
     const auto put_together = [&](auto join, double start) {
-        for (int64_t o = int64_t(blockIdx.x) * warps + (threadIdx.x >> 5); o < p.outputs; o += int64_t(gridDim.x) * warps) {
+        for (int64_t o = first; o < p.outputs; o += step) {
             double total = start;
             for (int64_t i = lane; i < p.pieces; i += 32) total = join(total, p.parts[o * p.pieces + i]);
             total = warp_fold(total, join);
             if (lane == 0) store(p.out, p.out.offset(o), finish(p.kind, p.parameter, total));
         }
     };
-    if (p.kind < LOG_SUM_EXP) with_fold<double>(p.kind, [&](auto, auto join, double start) { put_together(join, start); });
+    const auto plain = [&](auto, auto join, double start) { put_together(join, start); };
+    if (p.kind < LOG_SUM_EXP) with_fold<double>(p.kind, plain);
     else with_norm(p.kind, put_together);
 }
 

@@ -1,10 +1,10 @@
 // Rows along the last dimension, and the threads that share one. The twin of `RowPlan` is in crates/cuda/src/rows.rs.
 //
-// A row is cut into chunks of 32 PACK elements, one for each warp of a team in turn. Of a chunk each lane has a pack: PACK
-// elements that lie together, loaded and stored 16 bytes at a time; or, where the row's length is no multiple of PACK, so that
-// rows can't start on 16 bytes, every 32nd element (`interleaved`), so that a warp's accesses lie together all the same. Sums
-// are made in the order that follows from that, which depends on the row's length alone, never on where its elements lie: a
-// strided tensor gives the bits of its contiguous copy.
+// A row is cut into chunks of 32 PACK elements, one for each warp of a team in turn. Of a chunk each lane has a pack:
+// PACK elements that lie together, loaded and stored 16 bytes at a time; or, where the row's length is no multiple of
+// PACK, so that rows can't start on 16 bytes, every 32nd element (`interleaved`), so that a warp's accesses lie
+// together all the same. Sums are made in the order that follows from that, which depends on the row's length alone,
+// never on where its elements lie: a strided tensor gives the bits of its contiguous copy.
 #pragma once
 #include "block.cuh"
 #include "tensor.cuh"
@@ -17,7 +17,8 @@ struct RowPlan {
 };
 
 constexpr int CHUNK = 32 * PACK;
-// Kernels that are one block: their registers must suffice for so many threads. (With teams of up to 256 they do anyway.)
+// Kernels that are one block: their registers must suffice for so many threads. (With teams of up to 256 they do
+// anyway.)
 #define ONE_BLOCK_KERNEL KERNEL __launch_bounds__(1024)
 // Packs that a thread can keep in registers: of a row it then has no more.
 constexpr int HELD = 4;
@@ -44,8 +45,8 @@ struct Team {
     DEVICE C sum(C x) const { return fold(x, C(0), Add()); }
 };
 
-// Calls body(k, i) for this thread's packs i of a row. With KEPT packs in registers the loop is unrolled, and k tells them
-// apart; KEPT 0 is any number, and k is 0.
+// Calls body(k, i) for this thread's packs i of a row. With KEPT packs in registers the loop is unrolled, and k tells
+// them apart; KEPT 0 is any number, and k is 0.
 template <int KEPT, class Body>
 DEVICE void each_pack(const Team& team, const RowPlan& plan, Body body) {
     const int64_t step = int64_t(team.size) * PACK;

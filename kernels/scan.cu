@@ -1,8 +1,8 @@
 // Running folds along a dimension, and gradients of products; all in f64.
 //
-// Lines lie along the dimension. Where neighbouring lines lie side by side, each thread walks one from end to end; else a
-// warp takes a line, TILE elements at a time, by a parallel scan over its lanes (Hillis and Steele 1986) and what it carries
-// from tile to tile. Which of the two follows from the shape alone.
+// Lines lie along the dimension. Where neighbouring lines lie side by side, each thread walks one from end to end; else
+// a warp takes a line, TILE elements at a time, by a parallel scan over its lanes (Hillis and Steele 1986) and what it
+// carries from tile to tile. Which of the two follows from the shape alone.
 #include "tensor.cuh"
 
 constexpr int TILE = 32;
@@ -43,11 +43,11 @@ DEVICE void scan(const Scan& p) {
 KERNEL scan_f32(const Scan p) { scan<float>(p); }
 KERNEL scan_f64(const Scan p) { scan<double>(p); }
 
-// Gradients of a running product, and of the product of all (`whole`), without division, so exact with zeros. With P_i the
-// product of all x before i: of the running one out_i = P_i S_i with S_i = g_i + x_(i+1) S_(i+1); of the whole one
-// out_i = P_i S_i with S_i = x_(i+1) S_(i+1), and S = g at the last. Both are maps S -> a S + b put one after the other, which
-// a warp scans from the end, tile by tile; it leaves what each tile gets from those behind it in `carries` ([lines][tiles]),
-// and walks the tiles forward then with the products before them.
+// Gradients of a running product, and of the product of all (`whole`), without division, so exact with zeros. With P_i
+// the product of all x before i: of the running one out_i = P_i S_i with S_i = g_i + x_(i+1) S_(i+1); of the whole one
+// out_i = P_i S_i with S_i = x_(i+1) S_(i+1), and S = g at the last. Both are maps S -> a S + b put one after the
+// other, which a warp scans from the end, tile by tile; it leaves what each tile gets from those behind it in `carries`
+// ([lines][tiles]), and walks the tiles forward then with the products before them.
 struct ProductGrad {
     Tensor x_lines, x_line, g_lines, g_line, out_lines, out_line;  // a line may be several dimensions
     double* carries;

@@ -1,6 +1,6 @@
-// Sorting of distinct 64-bit keys: a bitonic network (Batcher 1968), whose result can't depend on the order of threads. The
-// number of keys is a power of 2, a multiple of SORT_CHUNK; the network takes log2(n) (log2(n) + 1) / 2 steps, and those
-// within a chunk are made in shared memory (SORT_CHUNK keys).
+// Sorting of distinct 64-bit keys: a bitonic network (Batcher 1968), whose result can't depend on the order of threads.
+// The number of keys is a power of 2, a multiple of SORT_CHUNK; the network takes log2(n) (log2(n) + 1) / 2 steps, and
+// those within a chunk are made in shared memory (SORT_CHUNK keys).
 #include "prim.cuh"
 
 constexpr int SORT_CHUNK = 2048;
@@ -33,7 +33,8 @@ DEVICE void merge_chunk(uint64_t* chunk, int64_t start, int64_t run, int distanc
     }
 }
 
-// With run = SORT_CHUNK and distance 0 sorts chunks from nothing, else takes the last steps of `run`. A block for each chunk.
+// With run = SORT_CHUNK and distance 0 sorts chunks from nothing, else takes the last steps of `run`. A block for each
+// chunk.
 KERNEL sort_chunks(const Sort p) {
     SHARED_MEMORY(memory);
     uint64_t* chunk = reinterpret_cast<uint64_t*>(memory);

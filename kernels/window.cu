@@ -1,5 +1,5 @@
-// Windows that slide over planes: columns for convolutions and their transpose, and pooling. One thread for each element of
-// the output gathers what it needs, in the order of the window or of the outputs that see it: no atomics.
+// Windows that slide over planes: columns for convolutions and their transpose, and pooling. One thread for each
+// element of the output gathers what it needs, in the order of the window or of the outputs that see it: no atomics.
 //
 // Output (y, x) sees the inputs at (y, x) stride - before + (i, j) dilation for (i, j) within the kernel.
 #include "tensor.cuh"
