@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 gpu=$PWD/.gpu
 
 # Test programs of the emulator's package that run on a GPU as well; the others look into the emulator.
-tests=(conformance attention rows products training)
+tests=(machine conformance attention rows products training)
 
 build() {
     scripts/install-nvcc.sh
@@ -73,7 +73,7 @@ run() {
         small=(--small) model=tiny threads=(--test-threads 2)
     fi
     # In this order: what the rest stands on comes first.
-    part primitives 30 "$gpu/programs/test-conformance" primitives
+    part machine 30 "$gpu/programs/test-machine"
     part conformance 60 "$gpu/programs/test-conformance" "${threads[@]}"
     part attention 60 "$gpu/programs/test-attention" "${threads[@]}"
     part rows 40 "$gpu/programs/test-rows" "${threads[@]}"

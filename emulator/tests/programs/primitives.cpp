@@ -1,6 +1,6 @@
 // Runs the kernels of primitives.cuh and compares what they give with what prim.cuh says that they give, worked out here in
 // the plainest way. Prints what differs, and "ok" at the end.
-#include "primitives.cuh"
+#include "primitives.cu"
 #include <stdio.h>
 #include <functional>
 #include <vector>
