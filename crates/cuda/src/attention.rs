@@ -257,7 +257,7 @@ impl Mma {
 /// True where rows of a tensor `[batch, time, heads, head size]` can be copied 8 elements at a time.
 fn is_aligned(arg: &TensorArg) -> bool {
     let rows = (0..3).all(|d| arg.shape[d] <= 1 || arg.strides[d] % 8 == 0);
-    arg.data % 16 == 0 && rows && (arg.strides[3] == 1 || arg.shape[3] <= 1)
+    arg.data.is_multiple_of(16) && rows && (arg.strides[3] == 1 || arg.shape[3] <= 1)
 }
 
 pub(crate) fn attention(gpu: &Gpu, operands: Operands<'_>, out: &Tensor, lse: &Tensor) -> Result<()> {
