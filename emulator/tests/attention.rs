@@ -24,6 +24,8 @@ enum Layout {
     Plain,
     /// Rows of three times the elements, as if q, k and v were views of one tensor.
     Fused,
+    /// Rows that begin at multiples of 16 bytes, with a gap behind each.
+    Padded,
     /// Rows that don't begin at multiples of 16 bytes.
     Odd,
     /// As `[batch, heads, time, size]`.
@@ -32,12 +34,14 @@ enum Layout {
     Columns,
 }
 
-const LAYOUTS: [Layout; 5] = [Layout::Plain, Layout::Fused, Layout::HeadsFirst, Layout::Odd, Layout::Columns];
+const LAYOUTS: [Layout; 6] =
+    [Layout::Plain, Layout::Fused, Layout::HeadsFirst, Layout::Padded, Layout::Odd, Layout::Columns];
 
 impl Layout {
-    fn next(self) -> Layout {
+    /// How the gradient of an output lies: otherwise than the output, but for one layout.
+    fn of_gradient(self) -> Layout {
         let i = LAYOUTS.iter().position(|&layout| layout == self).unwrap();
-        LAYOUTS[(i + 1) % LAYOUTS.len()]
+        if self == Layout::Padded { self } else { LAYOUTS[(i + 1) % LAYOUTS.len()] }
     }
 
     /// Strides, offset and length of the storage, in elements.
@@ -45,6 +49,10 @@ impl Layout {
         let (strides, offset): ([usize; 4], usize) = match self {
             Layout::Plain => ([t * h * d, h * d, d, 1], 0),
             Layout::Fused => ([t * 3 * h * d, 3 * h * d, d, 1], h * d),
+            Layout::Padded => {
+                let row = d.next_multiple_of(8) + 8;
+                ([t * h * row, h * row, row, 1], 16)
+            }
             Layout::Odd => ([t * h * (d + 3), h * (d + 3), d + 3, 1], 5),
             Layout::HeadsFirst => ([h * t * d, d, t * d, 1], 0),
             Layout::Columns => ([1, b, t * b, h * t * b], 2),
@@ -243,7 +251,7 @@ impl Case {
         };
         let (q, k) = (place(1, self.q_shape(), self.spread, layout), place(2, self.k_shape(), 1.0, layout));
         // The gradient of the output needn't lie as the output.
-        let (v, g) = (place(3, self.v_shape(), 1.0, layout), place(4, self.out_shape(), 1.0, layout.next()));
+        let (v, g) = (place(3, self.v_shape(), 1.0, layout), place(4, self.out_shape(), 1.0, layout.of_gradient()));
         let output = |shape| Placed::new(device, dtype, shape, layout, None);
         let (out, dq) = (output(self.out_shape()), output(self.q_shape()));
         let (dk, dv) = (output(self.k_shape()), output(self.v_shape()));
@@ -367,7 +375,7 @@ fn head_sizes() {
                 sizes: (size, size),
                 causal: n % 5 < 3,
                 window: [None, Some(1), Some(40), Some(1000)][n % 4].filter(|_| n % 5 < 3),
-                layout: LAYOUTS[n / 2 % 5],
+                layout: LAYOUTS[n / 2 % LAYOUTS.len()],
                 ..PLAIN
             };
             case.check(&device);
@@ -403,7 +411,7 @@ fn options() {
                         window: [None, Some(33)][n / 2 % 2].filter(|_| causal),
                         mask,
                         dropout,
-                        layout: LAYOUTS[n % 5],
+                        layout: LAYOUTS[n % LAYOUTS.len()],
                         ..PLAIN
                     };
                     case.check(&device);
@@ -428,6 +436,17 @@ fn every_mma_kernel() {
     }
 }
 
+/// Head sizes that aren't multiples of the 8 elements of a copy, in every layout.
+#[test]
+fn layouts() {
+    let device = retape_cuda_emulator::device();
+    for dtype in DTYPES {
+        for layout in LAYOUTS {
+            Case { dtype, times: (70, 33), heads: (2, 1), sizes: (20, 12), layout, ..PLAIN }.check(&device);
+        }
+    }
+}
+
 /// Sequences of many lengths in one, some empty, some without keys.
 #[test]
 fn ragged() {
@@ -447,7 +466,7 @@ fn ragged() {
                     window: Some(50).filter(|_| (n + n / 3) % 3 > 1),
                     mask,
                     dropout,
-                    layout: LAYOUTS[n % 5],
+                    layout: LAYOUTS[n % LAYOUTS.len()],
                     segments: Some(segments),
                     ..PLAIN
                 };
