@@ -57,7 +57,7 @@ def measure(file, target):
             "stack": number(r"(\d+) bytes stack frame"),
             "spilled": spilled,
             "mma": int("HMMA" in sass[name]),
-            "load": widest(sass[name], r"\b(?:LDG|LDGSTS)((?:\.\w+)*)"),
+            "load": widest(sass[name], r"\bLDG(?:STS)?\b((?:\.\w+)*)"),
             "store": widest(sass[name], r"\bSTG((?:\.\w+)*)"),
         }
     return rows
@@ -89,7 +89,7 @@ def warps(registers):
 
 def faults(key, now, before):
     kernel = key[0]
-    if "mma" in kernel and not now["mma"]:
+    if ("mma" in kernel or before and before["mma"]) and not now["mma"]:
         yield "uses no tensor cores"
     if before is None:
         yield f"isn't in {TABLE}; run scripts/check-kernels.sh --update"
