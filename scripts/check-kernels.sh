@@ -3,8 +3,8 @@
 # spills registers or uses local memory that it didn't, where an mma kernel has no tensor core instruction, where global loads
 # or stores have become narrower, or where more registers leave room for fewer warps.
 #
-#   scripts/check-kernels.sh            compare
-#   scripts/check-kernels.sh --update   write the table anew
+#   scripts/check-kernels.sh [FILE.cu...]            compare (these files alone)
+#   scripts/check-kernels.sh --update [FILE.cu...]   write the table anew (the lines of these files' kernels alone)
 #
 # Needs what scripts/install-nvcc.sh installs; NVCC and CUOBJDUMP name other ones.
 set -euo pipefail
@@ -57,7 +57,7 @@ def measure(file, target):
             "stack": number(r"(\d+) bytes stack frame"),
             "spilled": spilled,
             "mma": int("HMMA" in sass[name]),
-            "load": widest(sass[name], r"\b(?:LDG|LDGSTS)((?:\.\w+)*)"),
+            "load": widest(sass[name], r"\bLDG(?:STS)?\b((?:\.\w+)*)"),
             "store": widest(sass[name], r"\bSTG((?:\.\w+)*)"),
         }
     return rows
@@ -89,7 +89,7 @@ def warps(registers):
 
 def faults(key, now, before):
     kernel = key[0]
-    if "mma" in kernel and not now["mma"]:
+    if ("mma" in kernel or before and before["mma"]) and not now["mma"]:
         yield "uses no tensor cores"
     if before is None:
         yield f"isn't in {TABLE}; run scripts/check-kernels.sh --update"
@@ -104,23 +104,25 @@ def faults(key, now, before):
         yield f"{now['registers']} registers, were {before['registers']}: fewer warps fit"
 
 
+update, files = sys.argv[1:2] == ["--update"], [word for word in sys.argv[1:] if word != "--update"]
+made_by, table = read() if os.path.exists(TABLE) else (compiler(), {})
+if made_by != compiler() and (files or not update):
+    sys.exit(f"{TABLE} is of nvcc {made_by}, but this is {compiler()}: scripts/install-nvcc.sh installs the right one")
+
 rows = {}
-jobs = [(file, target) for file in sorted(glob.glob("kernels/*.cu")) for target in TARGETS]
+sources = sorted(files or glob.glob("kernels/*.cu"), key=os.path.getsize, reverse=True)  # those that take longest first
+jobs = [(file, target) for file in sources for target in TARGETS]
 with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     for part in pool.map(lambda job: measure(*job), jobs):
         rows.update(part)
 
-if sys.argv[1:] == ["--update"]:
-    write(rows)
+if update:
+    write({**table, **rows} if files else rows)
     print(f"{TABLE}: {len(rows)} lines; {sum(row['spilled'] > 0 for row in rows.values())} of them spill registers")
     sys.exit()
-if sys.argv[1:]:
-    sys.exit("usage: scripts/check-kernels.sh [--update]")
-made_by, table = read()
-if made_by != compiler():
-    sys.exit(f"{TABLE} is of nvcc {made_by}, but this is {compiler()}: scripts/install-nvcc.sh installs the right one")
 found = [f"{key[0]} for {key[1]}: {fault}" for key in sorted(rows) for fault in faults(key, rows[key], table.get(key))]
-found += [f"{kernel} for {target}: in {TABLE}, but gone" for kernel, target in sorted(table.keys() - rows.keys())]
+if not files:
+    found += [f"{kernel} for {target}: in {TABLE}, but gone" for kernel, target in sorted(table.keys() - rows.keys())]
 print("\n".join(found) if found else f"{len(rows)} lines as in {TABLE} or better")
 sys.exit(bool(found))
 END

@@ -79,10 +79,9 @@ fn every_wrapped_instruction_is_its_definition() {
 }
 
 fn products(machine: &Machine) {
-    let halves: [(&str, fn(f32) -> u16); 2] =
-        [("mma_bf16", |x| bf16::from_f32(x).to_bits()), ("mma_f16", |x| f16::from_f32(x).to_bits())];
-    for (kernel, half) in halves {
-        let input: Vec<u8> = (0..384).flat_map(|i| half(number(i)).to_ne_bytes()).collect();
+    let half = |kernel, x| if kernel == "mma_bf16" { bf16::from_f32(x).to_bits() } else { f16::from_f32(x).to_bits() };
+    for kernel in ["mma_bf16", "mma_f16"] {
+        let input: Vec<u8> = (0..384).flat_map(|i| half(kernel, number(i)).to_ne_bytes()).collect();
         let actual: Vec<f32> =
             words(&machine.run(kernel, 32, 0, &input, 512)).into_iter().map(f32::from_bits).collect();
         for (at, actual) in actual.into_iter().enumerate() {
@@ -139,7 +138,7 @@ fn shuffles(machine: &Machine) {
     let x: Vec<f64> = (0..32).map(|i| ((i * 11 + 3) % 32) as f64).collect();
     let input: Vec<u8> = x.iter().flat_map(|x| x.to_ne_bytes()).collect();
     let out = machine.run("shuffles", 32, 0, &input, 12 * 32 * 8);
-    let thirds: u32 = (0..32).map(|i| u32::from(x[i] as u32 % 3 == 0) << i).sum();
+    let thirds: u32 = (0..32).map(|i| u32::from((x[i] as u32).is_multiple_of(3)) << i).sum();
     for (at, actual) in out.chunks(8).map(|word| f64::from_ne_bytes(word.try_into().unwrap())).enumerate() {
         let lane = at % 32;
         let expected = match at / 32 {

@@ -1,10 +1,10 @@
 //! Training on CUDA: the golden run of PyTorch, mixed precision, every preset, a budget, and the same bits from run to run.
 
-use retape_core::{DType, Device, Gradients, Policy, Tape, TapeOptions, meta};
+use retape_core::{DType, Device, Gradients, Policy, Tape, TapeOptions, Trace, meta};
 use retape_cuda_emulator::device;
 use retape_nn::checkpoint::{self, Cast};
 use retape_nn::{AdamW, AttentionForm, Gpt, GptConfig, LossScaler, Parameter};
-use retape_policy::{Context, PRESETS};
+use retape_policy::{Context, PRESETS, Planner, PlannerOptions};
 use retape_tests::gpt_curve::{Golden, compare_curve};
 use std::rc::Rc;
 
@@ -27,17 +27,19 @@ struct Step {
     fingerprint: u64,
 }
 
+/// A preset's rules.
+fn preset(name: &str, config: &GptConfig) -> Rc<dyn Policy> {
+    Rc::new(retape_policy::parse(name, &Context { blocks: config.layers }).unwrap())
+}
+
 /// One step of the golden run's warm model.
-fn step(device: &Device, golden: &Golden, config: &GptConfig, preset: Option<&str>) -> Step {
+fn step(device: &Device, golden: &Golden, config: &GptConfig, policy: Option<Rc<dyn Policy>>) -> Step {
     let model = Gpt::new(device, config, 0).unwrap();
     if device.computes() {
         let path = golden.folder.join("warm.safetensors");
         checkpoint::load_parameters(&path, &model.parameters(), Cast::Allow).unwrap();
     }
     let (tokens, targets) = golden.batch(0, device);
-    let policy = preset.map(|preset| -> Rc<dyn Policy> {
-        Rc::new(retape_policy::parse(preset, &Context { blocks: config.layers }).unwrap())
-    });
     device.meter().reset_peak();
     let tape = Tape::with(device, TapeOptions { policy, seed: 5, ..TapeOptions::default() });
     let loss = model.loss(&tape, &tokens, &targets).unwrap();
@@ -59,8 +61,8 @@ fn every_preset_keeps_its_promises() {
         assert!(again == (loss, gradients.clone()), "{form:?} {dtype}: two runs differ");
         for preset in PRESETS {
             let context = format!("{} {form:?} {dtype}", preset.name);
-            let real = step(&device(), &golden, &config, Some(preset.name));
-            let dry = step(&meta(), &golden, &config, Some(preset.name));
+            let real = step(&device(), &golden, &config, Some(self::preset(preset.name, &config)));
+            let dry = step(&meta(), &golden, &config, Some(self::preset(preset.name, &config)));
             assert_eq!((real.peak, real.fingerprint), (dry.peak, dry.fingerprint), "{context}: predicted and measured");
             let numbers = real.numbers.unwrap();
             assert_eq!(numbers.0, loss, "{context}: loss");
@@ -68,6 +70,28 @@ fn every_preset_keeps_its_promises() {
                 assert!(numbers.1 == gradients, "{context}: gradients differ");
             }
         }
+    }
+}
+
+/// A plan for each of some budgets takes what it says, and changes no bit where nothing is stored as int8.
+#[test]
+fn budgets_are_kept() {
+    let golden = Golden::open(&retape_cpu::device());
+    let config = GptConfig { dropout: 0.1, ..golden.config("warm", DType::BF16, AttentionForm::Flash) };
+    let dry = meta();
+    let model = Gpt::new(&dry, &config, 0).unwrap();
+    let (tokens, targets) = golden.batch(0, &dry);
+    let forward = |tape: &Tape| Ok(model.loss(tape, &tokens, &targets).unwrap());
+    let trace = Trace::record(&dry, None, |tape| forward(tape) as retape_core::Result<_>).unwrap();
+    let exact = Planner::new(trace, PlannerOptions::default()).unwrap();
+    let (smallest, largest) = (exact.smallest(), exact.largest());
+    let reference = step(&device(), &golden, &config, None);
+    assert_eq!(reference.peak, largest);
+    for budget in [smallest, smallest.midpoint(largest)] {
+        let plan = exact.plan(budget).unwrap();
+        let real = step(&device(), &golden, &config, Some(plan.policy()));
+        assert!(real.peak == plan.peak_bytes && real.peak <= budget, "{budget}: {} of {}", real.peak, plan.peak_bytes);
+        assert!(real.numbers == reference.numbers, "{budget}: other numbers");
     }
 }
 

@@ -6,9 +6,11 @@ use std::path::Path;
 const ALLOWED: &[(&str, &[&str])] = &[
     ("core", &[]),
     ("cpu", &["retape-core"]),
+    ("cuda-driver", &[]),
+    ("cuda", &["retape-core", "retape-cuda-driver"]),
     ("policy", &["retape-core"]),
     ("nn", &["retape-core"]),
-    ("retape", &["retape-core", "retape-cpu", "retape-nn", "retape-policy"]),
+    ("retape", &["retape-core", "retape-cpu", "retape-cuda", "retape-nn", "retape-policy"]),
     ("cli", &["retape"]),
 ];
 

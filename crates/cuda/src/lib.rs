@@ -4,6 +4,9 @@
 //! each family, and each family has a module here, of the same name, that lays out its launches. `device.rs` alone calls the
 //! driver. [`retape_core::Kernel`] says what each kernel computes; docs/cuda.md how, and which aren't here.
 //!
+//! Matrix products go to NVIDIA's cuBLASLt where its library is found, or where the environment variable `RETAPE_CUBLASLT` names
+//! it (`none` goes without).
+//!
 //! A call of a kernel only queues it: errors of the device itself come with a later call, at the latest when something is
 //! read back.
 
