@@ -3,7 +3,7 @@
 #
 #   scripts/gpu-check.sh build     here: compiles the kernels, the tests and the benchmark into .gpu/ (60 MB)
 #   scripts/gpu-check.sh run       where the GPU is, from a copy of this folder: runs them, at most 4 minutes; results go to
-#                                  $OUT (default: .gpu/out) as gpu.json and gpu.txt, for docs/results/
+#                                  $OUT (default: .gpu/out): gpu.txt to read, gpu.json with all figures, for docs/results/
 #   scripts/gpu-check.sh rehearse  as run, on the emulator and with tiny sizes: needs no GPU
 #
 # The machine with the GPU needs its driver (580 or later) and glibc 2.34, and torch for the comparison, nothing else.
@@ -50,14 +50,15 @@ for line in sys.stdin:
 ' "$gpu/programs/$2"
 }
 
-# One part of the check: its name, its limit in seconds, its command. Its status and time go to the summary.
+# One part of the check: its name, its limit in seconds, its command. Its status and time go to the summary, what it says to
+# a log of its own, and the lines with results to gpu.txt.
 part() {
     local name=$1 limit=$2 start status=ok
     shift 2
     start=$(date +%s)
     echo "== $name" | tee -a "$out/gpu.txt"
-    timeout "$limit" "$@" >"$out/$name.log" 2>&1 || status="failed ($?)"
-    grep -E '^(test |test result|CUDA|f32|bf16|f16|copy|gelu|softmax|layer_norm|quantize|dequantize|cross|adamw|matmul|attention|torch|error|w1|tiny|gpt2)|panicked|WRONG' \
+    timeout $((limit * patience)) "$@" >"$out/$name.log" 2>&1 || status="failed ($?)"
+    grep -E '^(test |f32|bf16|f16|copy|gelu|softmax|layer_norm|quantize|dequantize|cross|adamw|matmul|attention|torch|error|w1|tiny|gpt2)|panicked|[│┆]' \
         "$out/$name.log" >>"$out/gpu.txt" || true
     summary+=("$(printf '%-14s %-14s %4d s' "$name" "$status" $(($(date +%s) - start)))")
     [ "$status" = ok ] || failed=1
@@ -68,23 +69,40 @@ run() {
     mkdir -p "$out" && : >"$out/gpu.txt"
     export RETAPE_CUDA_KERNELS=$gpu/kernels RETAPE_GPT_CURVE=$gpu/gpt_curve
     { date -u +%F; nvidia-smi --query-gpu=name,driver_version --format=csv,noheader || echo "no nvidia-smi"; } >>"$out/gpu.txt" 2>&1
-    local small=() model=gpt2-small threads=()
+    local small=() model=(--model gpt2-small) threads=() patience=1
     if [ "${1:-}" = small ]; then
-        small=(--small) model=tiny threads=(--test-threads 2)
+        small=(--small) threads=(--test-threads 2) patience=20
+        model=(--model tiny --layers 1 --dim 32 --heads 2 --seq 32 --batch 1)
     fi
     # In this order: what the rest stands on comes first.
-    part machine 30 "$gpu/programs/test-machine"
-    part conformance 60 "$gpu/programs/test-conformance" "${threads[@]}"
-    part attention 60 "$gpu/programs/test-attention" "${threads[@]}"
-    part rows 40 "$gpu/programs/test-rows" "${threads[@]}"
-    part products 40 "$gpu/programs/test-products" "${threads[@]}"
-    part training 60 "$gpu/programs/test-training" "${threads[@]}" --nocapture
-    part step 60 "$gpu/programs/retape" step --model "$model" --dtype bf16 --device cuda:0 --steps 3 --json
-    part frontier 90 "$gpu/programs/retape" frontier --model "$model" --dtype bf16 --device cuda:0 --steps 3 --out "$out/frontier"
-    part speed 90 "$gpu/programs/speed" "${small[@]}" --json "$out/speed.json"
+    part machine 10 "$gpu/programs/test-machine"
+    part conformance 40 "$gpu/programs/test-conformance" "${threads[@]}"
+    part attention 30 "$gpu/programs/test-attention" "${threads[@]}"
+    part rows 20 "$gpu/programs/test-rows" "${threads[@]}"
+    part products 20 "$gpu/programs/test-products" "${threads[@]}"
+    part training 25 "$gpu/programs/test-training" "${threads[@]}" --nocapture
+    part step 15 "$gpu/programs/retape" step "${model[@]}" --dtype bf16 --device cuda:0 --steps 3 --json
+    part frontier 30 "$gpu/programs/retape" frontier "${model[@]}" --dtype bf16 --device cuda:0 --steps 3 \
+        --policies none,full_per_layer,selective,int8_all --out "$out/frontier"
+    part speed 30 "$gpu/programs/speed" "${small[@]}" --json "$out/speed.json"
     if [ ${#small[@]} = 0 ]; then
-        part torch 90 python3 "$gpu/gpu-torch.py" --json "$out/torch.json"
+        part torch 30 python3 "$gpu/gpu-torch.py" --json "$out/torch.json"
     fi
+    # All figures in one file: each part's status, and what step, frontier, speed and torch wrote.
+    printf '%s\n' "${summary[@]}" | python3 -c '
+import json, os, sys
+out = sys.argv[1]
+def read(name):
+    path = os.path.join(out, name)
+    try:
+        return json.load(open(path))
+    except (OSError, ValueError):
+        return None
+parts = [dict(zip(("part", "status", "seconds"), (l[:14].strip(), l[15:29].strip(), int(l[30:34])))) for l in sys.stdin]
+files = {"step": "step.log", "frontier": "frontier/frontier.json", "speed": "speed.json", "torch": "torch.json"}
+document = {"machine": open(os.path.join(out, "gpu.txt")).read().splitlines()[:2], "parts": parts}
+json.dump(document | {key: read(name) for key, name in files.items()}, open(os.path.join(out, "gpu.json"), "w"), indent=1)
+' "$out"
     echo | tee -a "$out/gpu.txt"
     printf '%s\n' "${summary[@]}" | tee -a "$out/gpu.txt"
     return $failed
