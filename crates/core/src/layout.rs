@@ -39,6 +39,17 @@ pub fn contiguous_strides(shape: &[usize]) -> Strides {
     strides
 }
 
+/// Where the element that is number `at` in row-major order of `once` first stands in `shape`, whose sizes are those of `once`
+/// where that repeats nothing, and 1 in `once` where it is repeated.
+pub fn position_of_first(mut at: usize, once: &[usize], shape: &[usize]) -> usize {
+    let mut position = 0;
+    for (d, stride) in contiguous_strides(shape).into_iter().enumerate().rev() {
+        position += at % once[d] * stride;
+        at /= once[d];
+    }
+    position
+}
+
 /// The shape that two shapes broadcast to, by the usual rule: aligned at the last dimension, a size of 1 repeats.
 pub fn broadcast_shapes(a: &[usize], b: &[usize]) -> Option<Shape> {
     let rank = a.len().max(b.len());

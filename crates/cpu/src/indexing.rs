@@ -5,7 +5,7 @@ use crate::loss::integers;
 use crate::math::Float;
 use crate::softmax::for_each_row;
 use crate::view::{BLOCK, Nest, Rows, Span, for_float, lanes, offset_of};
-use retape_core::layout::{Shape, Strides, contiguous_strides};
+use retape_core::layout::{Shape, Strides, contiguous_strides, position_of_first};
 use retape_core::{Error, Result, Tensor};
 
 /// Runs the body with `$t` bound to an unsigned integer as large as the dtype's elements: for moving them.
@@ -85,6 +85,7 @@ impl Offsets {
                 let place = if wrap && i < 0 { i + n as i64 } else { i };
                 let Some(place) = usize::try_from(place).ok().filter(|&place| place < n) else {
                     let first = if wrap { -(n as i64) } else { 0 };
+                    let at = position_of_first(at, &once, shape);
                     let reason = format!(
                         "index {i} at position {at} is outside a dimension of size {n}; allowed are {first}..{n}"
                     );

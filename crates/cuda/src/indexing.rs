@@ -8,6 +8,7 @@ use crate::device::{Gpu, Launch, Parameters};
 use crate::indices::{self, Allowed, Bad, CHECK_BYTES};
 use crate::sort;
 use retape_core::layout::Shape;
+use retape_core::layout::position_of_first;
 use retape_core::{Error, Result, Tensor};
 
 const THREADS: usize = 256;
@@ -107,15 +108,16 @@ fn repeats(indices: &[&Tensor], d: usize) -> bool {
 /// Fails where an index lies outside its dimension of `tensor`.
 fn check(gpu: &Gpu, kernel: &'static str, tensor: &Tensor, indices: &[&Tensor], wrap: bool) -> Result<()> {
     let workspace = gpu.workspace(CHECK_BYTES)?;
-    for (k, index) in indices.iter().enumerate() {
+    for (k, index_tensor) in indices.iter().enumerate() {
         let n = tensor.shape()[k] as i64;
         let first = if wrap { -n } else { 0 };
-        let mut once: Tensor = (*index).clone();
-        for d in (0..index.rank()).filter(|&d| repeats(indices, d)) {
+        let mut once: Tensor = (*index_tensor).clone();
+        for d in (0..index_tensor.rank()).filter(|&d| repeats(indices, d)) {
             once = once.narrow(d, 0, 1)?;
         }
         let allowed = Allowed { low: first, end: n, ignore: None };
         if let Some(Bad { index, position }) = indices::find_bad(gpu, kernel, &once, allowed, workspace.address())? {
+            let position = position_of_first(position, once.shape(), index_tensor.shape());
             let reason = format!(
                 "index {index} at position {position} is outside a dimension of size {n}; allowed are {first}..{n}"
             );
