@@ -107,6 +107,13 @@ impl Workspace<'_> {
     }
 }
 
+/// The addresses of some tables, which stay until this is dropped: after the last launch that reads them is queued.
+#[derive(Debug)]
+pub(crate) struct Tables<'a, const N: usize> {
+    pub addresses: [u64; N],
+    _kept: MutexGuard<'a, HashMap<Vec<i32>, usize>>,
+}
+
 /// What launches depend on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Properties {
@@ -326,21 +333,27 @@ impl Gpu {
         Ok(())
     }
 
-    /// The address of constants on the device, copied there when they are first asked for. Valid for what is launched next.
-    pub fn table(&self, values: &[i32]) -> Result<u64> {
-        let mut tables = self.tables.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some(&address) = tables.get(values) {
-            return Ok(address as u64);
-        }
-        if tables.len() == TABLES {
+    /// Constants on the device, copied there when they are first asked for.
+    pub fn tables<const N: usize>(&self, all: [&[i32]; N]) -> Result<Tables<'_, N>> {
+        let mut kept = self.tables.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        // At once, before any of these is looked up: none of them may go.
+        if kept.len() + N > TABLES {
             // Kernels that read them were launched before: memory is given back in that order.
-            tables.drain().for_each(|(_, address)| self.release(address));
+            kept.drain().for_each(|(_, address)| self.release(address));
         }
-        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
-        let address = self.allocate(bytes.len())?;
-        self.upload(address, &bytes)?;
-        tables.insert(values.to_vec(), address);
-        Ok(address as u64)
+        let mut addresses = [0; N];
+        for (address, values) in addresses.iter_mut().zip(all) {
+            if !kept.contains_key(values) {
+                let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+                kept.insert(values.to_vec(), self.allocate(bytes.len())?);
+                if let Err(error) = self.upload(kept[values], &bytes) {
+                    kept.remove(values).into_iter().for_each(|address| self.release(address));
+                    return Err(error);
+                }
+            }
+            *address = kept[values] as u64;
+        }
+        Ok(Tables { addresses, _kept: kept })
     }
 
     /// Bytes of the tables.
