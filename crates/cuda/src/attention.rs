@@ -181,7 +181,10 @@ impl<'a> Call<'a> {
         };
         let size = q.shape()[3].max(v.shape()[3]);
         let padded = [32, 64, 128, 256].into_iter().find(|&padded| size <= padded)?;
-        self.uniform.then_some(Mma { dtype, padded, extra: mask.is_some() || spec.dropout > 0.0 })
+        // The others multiply -inf by the factor of their exponents.
+        let factor = (spec.scale * std::f64::consts::LOG2_E) as f32;
+        let extra = mask.is_some() || spec.dropout > 0.0 || !(factor.is_normal() && factor > 0.0);
+        self.uniform.then_some(Mma { dtype, padded, extra })
     }
 
     /// Launches an mma kernel that takes `tile` rows a block, of this many, unless the device lacks the shared memory.
@@ -231,7 +234,7 @@ struct Mma {
     dtype: &'static str,
     /// The head size that it has in shared memory.
     padded: usize,
-    /// Takes a mask or drops weights.
+    /// Takes a mask, drops weights, or has a scale that isn't a positive number in f32.
     extra: bool,
 }
 
