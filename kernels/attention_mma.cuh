@@ -198,3 +198,9 @@ struct Place {
 
 // The natural log-sum-exp for exponents of base 2; +inf for rows that saw nothing, so that their weights are 0.
 DEVICE float lse_base2(float lse) { return lse == -INFINITY ? INFINITY : lse * LOG2_E; }
+// A weight by its masked score and its row's log-sum-exp, both in base 2. No weight is above 1, but where a mask such as -1e9
+// is all that a row sees, the two are rounded to numbers far enough apart for infinity. NaN stays.
+DEVICE float weight_base2(float score, float lse) {
+    const float exponent = score - lse;
+    return exp2_approx(exponent > 0.0f ? 0.0f : exponent);
+}

@@ -10,9 +10,13 @@
 // (one tile of queries, two each of keys and values); `_extra` kernels have M = 1. Sums, maxima and out stay in
 // registers, out goes through the queries' tile on its way to memory, whose rows each warp has for itself.
 //
-// The maximum is never clamped. A row that has seen nothing yet has maximum -inf, and 0 is subtracted in its place; NaN
-// scores, which fmaxf passes over, reach out by the sum.
+// The maximum is never clamped, and is kept as an exponent of base 2, rounded: from step to step it is compared and
+// subtracted as it is, so that what was gathered shrinks by exactly 1 where it stays. (max * factor - base, fused, would be
+// what rounding left of the base, and add up.) A row that has seen nothing yet has maximum -inf, and the least finite number
+// is subtracted in its place; NaN scores, which fmaxf passes over, reach out by the sum.
 #include "attention_mma.cuh"
+
+constexpr float LEAST = -3.4028234663852886e38f;
 
 template <class T, int D, int M, int KEYS, bool MASKED>
 DEVICE void forward(const Attention& p) {
@@ -96,13 +100,13 @@ DEVICE void forward(const Attention& p) {
         for (int m = 0; m < M; m++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                float largest = maximum[m][half];
+                float largest = -INFINITY;
 #pragma unroll
                 for (int n = 0; n < N; n++)
                     largest = fmaxf(largest, fmaxf(w[m].x[n][2 * half], w[m].x[n][2 * half + 1]));
-                largest = row_max(largest);
-                const float base = largest == -INFINITY ? 0.0f : largest * factor;
-                const float shrink = exp2_approx(maximum[m][half] * factor - base);
+                largest = fmaxf(maximum[m][half], row_max(largest) * factor);
+                const float base = fmaxf(largest, LEAST);
+                const float shrink = exp2_approx(maximum[m][half] - base);
                 maximum[m][half] = largest;
                 float total = 0.0f;
 #pragma unroll
@@ -147,7 +151,7 @@ DEVICE void forward(const Attention& p) {
             const bool seen = total != 0.0f;
             inverse[half] = seen ? 1.0f / total : 0.0f;
             if (threadIdx.x % 4 == 0 && query(m, half) < s.queries) {
-                const float lse = seen ? maximum[m][half] * factor * LN_2 + logf(total) : -INFINITY;
+                const float lse = seen ? maximum[m][half] * LN_2 + logf(total) : -INFINITY;
                 store(p.lse, statistic_at(p.lse, s, head, query(m, half)), lse);
             }
         }

@@ -82,7 +82,7 @@ DEVICE void grad_kv(const Attention& p) {
                 if (MASKED) {
                     if (s.sees(query, key)) {
                         const Row<float> row(p, s, head_of(step), query);
-                        x = exp2_approx(row.masked(x * scale, key) * LOG2_E - lse[column]);
+                        x = weight_base2(row.masked(x * scale, key) * LOG2_E, lse[column]);
                         if (p.drops && row.kept(key) == 0.0f) x = -x;
                     } else {
                         x = 0.0f;

@@ -74,7 +74,7 @@ DEVICE void grad_q(const Attention& p) {
                     float x = w[0].x[n][e], &dp = ds[0].x[n][e];
                     if (MASKED) {
                         if (s.sees(query(half), key)) {
-                            x = exp2_approx(row.masked(x * scale, key) * LOG2_E - lse[half]);
+                            x = weight_base2(row.masked(x * scale, key) * LOG2_E, lse[half]);
                             dp *= row.kept(key);
                         } else {
                             x = 0.0f;

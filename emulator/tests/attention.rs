@@ -162,6 +162,8 @@ struct Case {
     layout: Layout,
     /// Factor on q.
     spread: f64,
+    /// Factor on the usual scale.
+    scale: f64,
     /// Bounds of queries and keys.
     segments: Option<(&'static [usize], &'static [usize])>,
 }
@@ -178,6 +180,7 @@ const PLAIN: Case = Case {
     mask: MaskKind::None,
     layout: Layout::Plain,
     spread: 1.0,
+    scale: 1.0,
     segments: None,
 };
 
@@ -268,7 +271,7 @@ impl Case {
         let repeated = mask.map(|mask| mask.view.expand(&scores).unwrap());
         let segments = self.segments.map(|(queries, keys)| Segments { queries, keys });
         let spec = AttentionSpec {
-            scale: 1.0 / (self.sizes.0 as f64).sqrt(),
+            scale: self.scale / (self.sizes.0 as f64).sqrt(),
             causal: self.causal,
             window: self.window,
             dropout: self.dropout,
@@ -510,6 +513,97 @@ fn large_scores() {
             let case = Case { dtype, times: (65, 100), sizes: (size, size), causal: true, spread: 20.0, ..PLAIN };
             case.check(&device);
         }
+    }
+}
+
+/// Scales that are 0 in f32, are negative, or aren't there.
+#[test]
+fn odd_scales() {
+    let device = retape_cuda_emulator::device();
+    for dtype in DTYPES {
+        for scale in [0.0, 1e-60, -1.5] {
+            Case { dtype, times: (65, 70), sizes: (32, 32), causal: true, scale, ..PLAIN }.check(&device);
+            Case { dtype, times: (65, 70), sizes: (64, 64), scale, ..PLAIN }.check(&device);
+        }
+    }
+}
+
+/// A maximum that stays is no reason to shrink what was gathered: over many tiles of equal, large scores, keys count alike.
+#[test]
+fn equal_scores_over_many_tiles() {
+    let device = retape_cuda_emulator::device();
+    let (keys, size) = (4096, 32);
+    for dtype in DTYPES {
+        let make = |times: usize, f: &dyn Fn(usize) -> f64| {
+            let bytes: Vec<u8> = (0..times * size).flat_map(|i| encode(dtype, f(i / size))).collect();
+            Tensor::from_bytes(&device, &[1, times, 1, size], dtype, &bytes).unwrap()
+        };
+        // Scores of 900 size / sqrt(size), and a bit more or less for each query.
+        let (q, k) = (make(16, &|i| 30.0 + i as f64 / 4.0), make(keys, &|_| 30.0));
+        let v = make(keys, &|j| if j < keys / 2 { 1.0 } else { 0.0 });
+        let out = make(16, &|_| f64::NAN);
+        let lse = Tensor::full(&device, &[1, 1, 16], dtype.computed_in(), f64::NAN).unwrap();
+        let stream = RandomStream { seed: 0, counter: 0 };
+        let scale = 1.0 / (size as f64).sqrt();
+        let spec = AttentionSpec { scale, causal: false, window: None, dropout: 0.0, stream };
+        let (mask, segments) = (None, None);
+        let kernel = Kernel::Attention { q: &q, k: &k, v: &v, mask, segments, spec, out: &out, lse: &lse };
+        device.backend().run(&kernel).unwrap();
+        for b in out.to_bytes().unwrap().chunks(dtype.size()) {
+            let x = decode(dtype, b);
+            assert!((x - 0.5).abs() < 1e-3, "{dtype}: {x}");
+        }
+    }
+}
+
+/// Rows whose keys are all hidden by a large negative number rather than by -inf: whatever their weights, gradients are small.
+#[test]
+fn rows_hidden_by_large_numbers() {
+    let device = retape_cuda_emulator::device();
+    for dtype in [DType::F32, DType::BF16] {
+        for hidden in [-1e5, -3e7, -3e8, -1e9, -2e9, -7e9, -1e12] {
+            let shape = [1, 40, 1, 16];
+            let make = |seed: u64, shape: &[usize]| {
+                let bytes: Vec<u8> =
+                    random(seed, shape.iter().product()).into_iter().flat_map(|x| encode(dtype, x)).collect();
+                Tensor::from_bytes(&device, shape, dtype, &bytes).unwrap()
+            };
+            let [q, k, v, g, out, dq, dk, dv] = std::array::from_fn(|i| make(i as u64, &shape));
+            // Every other row sees nothing.
+            let mask: Vec<u8> =
+                (0..1600).flat_map(|i| encode(dtype, if i / 40 % 2 == 0 { 0.0 } else { hidden })).collect();
+            let mask = Tensor::from_bytes(&device, &[1, 1, 40, 40], dtype, &mask).unwrap();
+            let [lse, delta] =
+                std::array::from_fn(|_| Tensor::full(&device, &[1, 1, 40], dtype.computed_in(), 0.0).unwrap());
+            let stream = RandomStream { seed: 0, counter: 0 };
+            let spec = AttentionSpec { scale: 0.25, causal: false, window: None, dropout: 0.0, stream };
+            let (q, k, v, g, out, lse, delta) = (&q, &k, &v, &g, &out, &lse, &delta);
+            let (mask, segments) = (Some(&mask), None);
+            let run = |kernel: Kernel<'_>| device.backend().run(&kernel).unwrap();
+            run(Kernel::Attention { q, k, v, mask, segments, spec, out, lse });
+            run(Kernel::AttentionDelta { o: out, g, delta });
+            run(Kernel::AttentionGradKv { q, k, v, mask, segments, g, lse, delta, spec, dk: &dk, dv: &dv });
+            run(Kernel::AttentionGradQ { q, k, v, mask, segments, g, lse, delta, spec, dq: &dq });
+            for (name, tensor) in [("out", out), ("dq", &dq), ("dk", &dk), ("dv", &dv)] {
+                let bytes = tensor.to_bytes().unwrap();
+                // No weight is above 1, and no number is above 2.
+                let small = bytes.chunks(dtype.size()).all(|b| decode(dtype, b).abs() < 40.0 * 16.0 * 4.0);
+                assert!(small, "{name} {dtype} {hidden:e}");
+            }
+        }
+    }
+}
+
+/// More bounds of segments than are kept on the device at a time: none goes before its launch.
+#[test]
+fn many_segments() {
+    let device = retape_cuda_emulator::device();
+    let bounds = |first: usize| -> &'static [usize] { Box::leak(Box::new([0, first, 90])) };
+    let case = Case { times: (90, 90), sizes: (8, 8), ..PLAIN };
+    // One list for queries and keys first, then two at a time: an odd number of them.
+    Case { segments: Some((bounds(45), bounds(45))), ..case }.check(&device);
+    for i in 0..40 {
+        Case { segments: Some((bounds(i), bounds(90 - i))), ..case }.check(&device);
     }
 }
 

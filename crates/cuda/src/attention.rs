@@ -1,7 +1,7 @@
 //! Attention: kernels/attention_simt.cu for all that the contract allows, kernels/attention_mma_*.cu where tensor cores can.
 
 use crate::argument::{TensorArg, blocks, kernel_for};
-use crate::device::{Gpu, Launch, Parameters};
+use crate::device::{Gpu, Launch, Parameters, Tables};
 use retape_core::kernel::{AttentionSpec, RandomStream, Segments};
 use retape_core::{DType, Error, Result, Tensor};
 
@@ -81,6 +81,8 @@ struct Call<'a> {
     parameters: Attention,
     /// Whether all operands but the mask and the statistics have one dtype.
     uniform: bool,
+    /// The bounds of segments, kept until the launches are queued.
+    _tables: Option<Tables<'a, 2>>,
 }
 
 impl<'a> Call<'a> {
@@ -121,16 +123,18 @@ impl<'a> Call<'a> {
             drops: (spec.dropout > 0.0).into(),
             aligned: 0,
         };
+        let mut tables = None;
         if let Some(segments) = segments {
-            let table = |bounds: &[usize]| gpu.table(&bounds.iter().map(|&bound| bound as i32).collect::<Vec<_>>());
+            let table = |bounds: &[usize]| bounds.iter().map(|&bound| bound as i32).collect::<Vec<_>>();
             let longest = |bounds: &[usize]| bounds.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0) as i64;
-            parameters.cumulative_q = table(segments.queries)?;
-            parameters.cumulative_k = table(segments.keys)?;
+            let both = gpu.tables([&table(segments.queries), &table(segments.keys)])?;
+            [parameters.cumulative_q, parameters.cumulative_k] = both.addresses;
+            tables = Some(both);
             parameters.sequences = segments.queries.len() as i64 - 1;
             parameters.longest_q = longest(segments.queries);
             parameters.longest_k = longest(segments.keys);
         }
-        let mut call = Call { gpu, name, operands, parameters, uniform: true };
+        let mut call = Call { gpu, name, operands, parameters, uniform: true, _tables: tables };
         for (bit, tensor) in [(0, q), (1, k), (2, v)] {
             call.rows(bit, tensor, |p| [&mut p.q, &mut p.k, &mut p.v][bit])?;
         }
@@ -177,7 +181,10 @@ impl<'a> Call<'a> {
         };
         let size = q.shape()[3].max(v.shape()[3]);
         let padded = [32, 64, 128, 256].into_iter().find(|&padded| size <= padded)?;
-        self.uniform.then_some(Mma { dtype, padded, extra: mask.is_some() || spec.dropout > 0.0 })
+        // The others multiply -inf by the factor of their exponents.
+        let factor = (spec.scale * std::f64::consts::LOG2_E) as f32;
+        let extra = mask.is_some() || spec.dropout > 0.0 || !(factor.is_normal() && factor > 0.0);
+        self.uniform.then_some(Mma { dtype, padded, extra })
     }
 
     /// Launches an mma kernel that takes `tile` rows a block, of this many, unless the device lacks the shared memory.
@@ -227,7 +234,7 @@ struct Mma {
     dtype: &'static str,
     /// The head size that it has in shared memory.
     padded: usize,
-    /// Takes a mask or drops weights.
+    /// Takes a mask, drops weights, or has a scale that isn't a positive number in f32.
     extra: bool,
 }
 

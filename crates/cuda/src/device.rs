@@ -27,6 +27,7 @@ const SHARED_BY_DEFAULT: u32 = 48 << 10;
 type Driver<T> = std::result::Result<T, u32>;
 
 const INVALID_DEVICE: u32 = sys::CUresult::CUDA_ERROR_INVALID_DEVICE as u32;
+const NO_BINARY: u32 = sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU as u32;
 const NOT_FOUND: u32 = sys::CUresult::CUDA_ERROR_NOT_FOUND as u32;
 const OUT_OF_MEMORY: u32 = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
 
@@ -107,11 +108,16 @@ impl Workspace<'_> {
     }
 }
 
+/// The addresses of some tables, which stay until this is dropped: after the last launch that reads them is queued.
+#[derive(Debug)]
+pub(crate) struct Tables<'a, const N: usize> {
+    pub addresses: [u64; N],
+    _kept: MutexGuard<'a, HashMap<Vec<i32>, usize>>,
+}
+
 /// What launches depend on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Properties {
-    /// Compute capability, as 90 for 9.0.
-    pub capability: u32,
     /// Multiprocessors.
     pub multiprocessors: u32,
     /// Most bytes of shared memory that a block may ask for.
@@ -139,15 +145,7 @@ impl Gpu {
             )));
         }
         let images = kernels::images(options.kernels.as_deref()).map_err(&fail)?;
-        let gpu = Gpu::start(ordinal, &name, &images);
-        let gpu = gpu.map_err(|(step, error)| fail(format!("{step}: {}", describe(error))))?;
-        match gpu.properties.capability {
-            ..80 => Err(fail(format!(
-                "it has compute capability {}, and the kernels need 8.0 (Ampere) or later",
-                gpu.properties.capability as f64 / 10.0
-            ))),
-            _ => Ok(gpu),
-        }
+        Gpu::start(ordinal, &name, &images).map_err(|(step, error)| fail(format!("{step}: {}", describe(error))))
     }
 
     fn start(ordinal: usize, name: &str, images: &Images) -> std::result::Result<Gpu, (String, u32)> {
@@ -162,13 +160,18 @@ impl Gpu {
         };
         use cust::device::DeviceAttribute as A;
         let capability = 10 * attribute(A::ComputeCapabilityMajor)? + attribute(A::ComputeCapabilityMinor)?;
+        if capability < 80 {
+            // Said before the driver refuses to load the kernels.
+            let capability = f64::from(capability) / 10.0;
+            let reason = format!("it has compute capability {capability}, and the kernels need 8.0 (Ampere) or later");
+            return Err((reason, NO_BINARY));
+        }
         let mut shared = 0;
         let which = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         // SAFETY: writes one i32; the device handle is valid. (cust's enum lacks this attribute.)
         check(unsafe { sys::cuDeviceGetAttribute(&mut shared, which, device.as_raw()) })
             .map_err(failed("asking for the device's properties"))?;
-        let properties =
-            Properties { capability, multiprocessors: attribute(A::MultiprocessorCount)?, shared: shared as u32 };
+        let properties = Properties { multiprocessors: attribute(A::MultiprocessorCount)?, shared: shared as u32 };
         let context = Context::new(device).map_err(during("making a context"))?;
         CurrentContext::set_current(&context).map_err(during("making a context"))?;
         let stream = Stream::new(StreamFlags::DEFAULT, None).map_err(during("making a stream"))?;
@@ -326,21 +329,27 @@ impl Gpu {
         Ok(())
     }
 
-    /// The address of constants on the device, copied there when they are first asked for. Valid for what is launched next.
-    pub fn table(&self, values: &[i32]) -> Result<u64> {
-        let mut tables = self.tables.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some(&address) = tables.get(values) {
-            return Ok(address as u64);
-        }
-        if tables.len() == TABLES {
+    /// Constants on the device, copied there when they are first asked for.
+    pub fn tables<const N: usize>(&self, all: [&[i32]; N]) -> Result<Tables<'_, N>> {
+        let mut kept = self.tables.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        // At once, before any of these is looked up: none of them may go.
+        if kept.len() + N > TABLES {
             // Kernels that read them were launched before: memory is given back in that order.
-            tables.drain().for_each(|(_, address)| self.release(address));
+            kept.drain().for_each(|(_, address)| self.release(address));
         }
-        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
-        let address = self.allocate(bytes.len())?;
-        self.upload(address, &bytes)?;
-        tables.insert(values.to_vec(), address);
-        Ok(address as u64)
+        let mut addresses = [0; N];
+        for (address, values) in addresses.iter_mut().zip(all) {
+            if !kept.contains_key(values) {
+                let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+                kept.insert(values.to_vec(), self.allocate(bytes.len())?);
+                if let Err(error) = self.upload(kept[values], &bytes) {
+                    kept.remove(values).into_iter().for_each(|address| self.release(address));
+                    return Err(error);
+                }
+            }
+            *address = kept[values] as u64;
+        }
+        Ok(Tables { addresses, _kept: kept })
     }
 
     /// Bytes of the tables.
@@ -417,8 +426,9 @@ impl Gpu {
 
 impl Drop for Gpu {
     /// The last handle may go in a thread that never used the device; without its context nothing would be given back.
+    /// Queued kernels still need their modules, which go next.
     fn drop(&mut self) {
-        let _ = self.enter();
+        let _ = self.synchronize();
         let workspace = std::mem::take(self.workspace.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
         let tables = std::mem::take(self.tables.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
         tables.into_values().chain([workspace.address]).for_each(|address| self.release(address));
