@@ -1,7 +1,7 @@
 //! Attention: kernels/attention_simt.cu for all that the contract allows, kernels/attention_mma_*.cu where tensor cores can.
 
 use crate::argument::{TensorArg, blocks, kernel_for};
-use crate::device::{Gpu, Launch, Parameters};
+use crate::device::{Gpu, Launch, Parameters, Table};
 use retape_core::kernel::{AttentionSpec, RandomStream, Segments};
 use retape_core::{DType, Error, Result, Tensor};
 
@@ -79,6 +79,8 @@ struct Call<'a> {
     name: &'static str,
     operands: Operands<'a>,
     parameters: Attention,
+    /// The cumulative lengths of a ragged batch: they stay until the last launch.
+    _lengths: Option<Table<'a>>,
     /// Whether all operands but the mask and the statistics have one dtype.
     uniform: bool,
 }
@@ -121,16 +123,20 @@ impl<'a> Call<'a> {
             drops: (spec.dropout > 0.0).into(),
             aligned: 0,
         };
+        let mut lengths = None;
         if let Some(segments) = segments {
-            let table = |bounds: &[usize]| gpu.table(&bounds.iter().map(|&bound| bound as i32).collect::<Vec<_>>());
             let longest = |bounds: &[usize]| bounds.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0) as i64;
-            parameters.cumulative_q = table(segments.queries)?;
-            parameters.cumulative_k = table(segments.keys)?;
+            // One table for both: to ask for the second might drop the first.
+            let both = [segments.queries, segments.keys].concat();
+            let table = gpu.table(&both.iter().map(|&bound| bound as i32).collect::<Vec<_>>())?;
+            parameters.cumulative_q = table.address();
+            parameters.cumulative_k = table.address() + 4 * segments.queries.len() as u64;
+            lengths = Some(table);
             parameters.sequences = segments.queries.len() as i64 - 1;
             parameters.longest_q = longest(segments.queries);
             parameters.longest_k = longest(segments.keys);
         }
-        let mut call = Call { gpu, name, operands, parameters, uniform: true };
+        let mut call = Call { gpu, name, operands, parameters, _lengths: lengths, uniform: true };
         for (bit, tensor) in [(0, q), (1, k), (2, v)] {
             call.rows(bit, tensor, |p| [&mut p.q, &mut p.k, &mut p.v][bit])?;
         }

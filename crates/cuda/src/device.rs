@@ -27,6 +27,7 @@ const SHARED_BY_DEFAULT: u32 = 48 << 10;
 type Driver<T> = std::result::Result<T, u32>;
 
 const INVALID_DEVICE: u32 = sys::CUresult::CUDA_ERROR_INVALID_DEVICE as u32;
+const NO_BINARY: u32 = sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU as u32;
 const NOT_FOUND: u32 = sys::CUresult::CUDA_ERROR_NOT_FOUND as u32;
 const OUT_OF_MEMORY: u32 = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
 
@@ -107,11 +108,24 @@ impl Workspace<'_> {
     }
 }
 
+/// Constants on the device, which stay there until it is dropped; what was launched by then has them still. Another table can't
+/// be asked for meanwhile.
+#[derive(Debug)]
+pub(crate) struct Table<'a> {
+    address: usize,
+    _tables: MutexGuard<'a, HashMap<Vec<i32>, usize>>,
+}
+
+impl Table<'_> {
+    /// Where it starts, 256-byte aligned.
+    pub fn address(&self) -> u64 {
+        self.address as u64
+    }
+}
+
 /// What launches depend on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Properties {
-    /// Compute capability, as 90 for 9.0.
-    pub capability: u32,
     /// Multiprocessors.
     pub multiprocessors: u32,
     /// Most bytes of shared memory that a block may ask for.
@@ -140,14 +154,7 @@ impl Gpu {
         }
         let images = kernels::images(options.kernels.as_deref()).map_err(&fail)?;
         let gpu = Gpu::start(ordinal, &name, &images);
-        let gpu = gpu.map_err(|(step, error)| fail(format!("{step}: {}", describe(error))))?;
-        match gpu.properties.capability {
-            ..80 => Err(fail(format!(
-                "it has compute capability {}, and the kernels need 8.0 (Ampere) or later",
-                gpu.properties.capability as f64 / 10.0
-            ))),
-            _ => Ok(gpu),
-        }
+        gpu.map_err(|(step, error)| fail(format!("{step}: {}", describe(error))))
     }
 
     fn start(ordinal: usize, name: &str, images: &Images) -> std::result::Result<Gpu, (String, u32)> {
@@ -162,13 +169,18 @@ impl Gpu {
         };
         use cust::device::DeviceAttribute as A;
         let capability = 10 * attribute(A::ComputeCapabilityMajor)? + attribute(A::ComputeCapabilityMinor)?;
+        if capability < 80 {
+            // Before an older device refuses the kernels' images.
+            let step =
+                format!("compute capability {}, and the kernels need 8.0 (Ampere)", f64::from(capability) / 10.0);
+            return Err((step, NO_BINARY));
+        }
         let mut shared = 0;
         let which = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         // SAFETY: writes one i32; the device handle is valid. (cust's enum lacks this attribute.)
         check(unsafe { sys::cuDeviceGetAttribute(&mut shared, which, device.as_raw()) })
             .map_err(failed("asking for the device's properties"))?;
-        let properties =
-            Properties { capability, multiprocessors: attribute(A::MultiprocessorCount)?, shared: shared as u32 };
+        let properties = Properties { multiprocessors: attribute(A::MultiprocessorCount)?, shared: shared as u32 };
         let context = Context::new(device).map_err(during("making a context"))?;
         CurrentContext::set_current(&context).map_err(during("making a context"))?;
         let stream = Stream::new(StreamFlags::DEFAULT, None).map_err(during("making a stream"))?;
@@ -326,11 +338,11 @@ impl Gpu {
         Ok(())
     }
 
-    /// The address of constants on the device, copied there when they are first asked for. Valid for what is launched next.
-    pub fn table(&self, values: &[i32]) -> Result<u64> {
+    /// Constants on the device, copied there when they are first asked for.
+    pub fn table(&self, values: &[i32]) -> Result<Table<'_>> {
         let mut tables = self.tables.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(&address) = tables.get(values) {
-            return Ok(address as u64);
+            return Ok(Table { address, _tables: tables });
         }
         if tables.len() == TABLES {
             // Kernels that read them were launched before: memory is given back in that order.
@@ -338,9 +350,9 @@ impl Gpu {
         }
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
         let address = self.allocate(bytes.len())?;
-        self.upload(address, &bytes)?;
+        self.upload(address, &bytes).inspect_err(|_| self.release(address))?;
         tables.insert(values.to_vec(), address);
-        Ok(address as u64)
+        Ok(Table { address, _tables: tables })
     }
 
     /// Bytes of the tables.
