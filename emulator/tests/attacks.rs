@@ -348,3 +348,26 @@ fn many_threads() {
     });
     std::thread::spawn(move || drop(ours)).join().unwrap();
 }
+
+/// The lengths of queries and of keys hold together, however many others were asked for before.
+#[test]
+fn tables_of_lengths_are_not_mixed_up() {
+    let run = |device: &Device, earlier: usize| {
+        let attend = |queries: &[usize], keys: &[usize]| {
+            let of = |lengths: &[usize], seed| {
+                let time: usize = lengths.iter().sum();
+                tensor(device, &[time, 1, 4], &numbers(seed, time * 4), DType::F32)
+            };
+            let inputs = [of(queries, 1), of(keys, 2), of(keys, 3)];
+            let options = AttentionOptions::default();
+            results(device, &inputs, &|x| x[0].attention_ragged(x[1], x[2], queries, keys, options)).unwrap().concat()
+        };
+        (0..earlier).for_each(|i| drop(attend(&[1 + i % 8, i / 8], &[1 + i % 8, i / 8])));
+        attend(&[20, 3], &[4, 9])
+    };
+    let expected = run(&retape_cpu::device(), 0);
+    for earlier in 62..65 {
+        let all = run(&device(), earlier);
+        assert!(all.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5), "{earlier}");
+    }
+}
