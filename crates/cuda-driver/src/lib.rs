@@ -39,15 +39,22 @@ pub fn function(name: &str) -> Option<*const ()> {
     symbol.ok().map(|symbol| *symbol).filter(|address| !address.is_null())
 }
 
+/// The library that the environment names; a variable that is set to nothing names none.
+fn named() -> Option<PathBuf> {
+    std::env::var_os(VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
 fn driver() -> &'static Result<(PathBuf, libloading::Library), String> {
     DRIVER.get_or_init(|| {
-        let chosen = CHOSEN.get().cloned().or_else(|| std::env::var_os(VARIABLE).map(PathBuf::from));
+        let chosen = CHOSEN.get().cloned().or_else(named);
         let names = chosen.map_or_else(|| vec!["libcuda.so.1".into(), "libcuda.so".into()], |path| vec![path]);
         let mut reasons = Vec::new();
         for name in names {
             // SAFETY: loading runs the library's initialisers; it is the system's CUDA driver, or what the user named as such.
             match unsafe { libloading::Library::new(&name) } {
-                Ok(library) => return Ok((name, library)),
+                // SAFETY: the symbol is only looked up.
+                Ok(library) if unsafe { library.get::<*const ()>(b"cuInit") }.is_ok() => return Ok((name, library)),
+                Ok(_) => reasons.push(format!("{} is no CUDA driver: it lacks cuInit", name.display())),
                 Err(error) => reasons.push(error.to_string()),
             }
         }
