@@ -70,7 +70,8 @@ type Help = (&'static str, &'static str);
 const FRONTIER: Help = (
     "\
 Each policy runs once per round, the order reversed every other round; figures are medians. The overhead is \
-the step's CPU time against that of `none` with the same attention in the same round. `none` always runs.",
+the step's CPU time (on a GPU: its time) against that of `none` with the same attention in the same round. `none` \
+always runs.",
     "  retape frontier
   retape frontier --model w1 --attention flash --policies none,selective,full_per_layer --steps 7
   retape frontier --attention explicit --policies none --mark '**.softmax=int8' --json

@@ -140,7 +140,9 @@ fn legend(root: &Area<'_>, points: &[Point], title: &str) -> Result<(), Box<dyn 
         }
     }
     if measured {
-        entry(&|at| marker(root, at, true, GREY.filled()), "measured: CPU time")?;
+        let gpu = points.iter().any(|p| p.line.device.starts_with("cuda"));
+        let clock = if gpu { "measured: time" } else { "measured: CPU time" };
+        entry(&|at| marker(root, at, true, GREY.filled()), clock)?;
     }
     entry(&|at| marker(root, at, true, GREY.stroke_width(1)), "predicted by the dry run: FLOPs")
 }

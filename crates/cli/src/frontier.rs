@@ -26,7 +26,7 @@ const DEFAULT_BUDGETS: [&str; 3] = ["75%", "50%", "30%"];
 pub struct Point {
     #[serde(flatten)]
     pub line: Line,
-    /// Median over rounds of CPU time against `none`'s in the same round, minus 1.
+    /// Median over rounds of CPU time (on a GPU: of time) against `none`'s in the same round, minus 1.
     pub overhead_percent: Option<f64>,
     /// The quartiles of the same; none with fewer than four rounds.
     pub overhead_quartiles_percent: Option<[f64; 2]>,
@@ -168,12 +168,16 @@ fn points(cases: &[Case], name: &str, config: &GptConfig, common: &Common) -> Re
             let pairs = case.rounds.iter().zip(&reference.rounds);
             pairs.map(|(s, none)| 100.0 * (time(s) / time(none) - 1.0)).collect()
         };
-        let cpu = overheads(&|s| s.cpu.as_secs_f64());
+        // CPU time is steadier than wall time; of a GPU it is only the time to launch.
+        let steady = overheads(&|s| match common.device {
+            DeviceKind::Cuda(_) => s.total().as_secs_f64(),
+            _ => s.cpu.as_secs_f64(),
+        });
         let line = Line::of(case, name, config, common);
         let range = if case.form == AttentionForm::Flash { &fused } else { &unfused };
         points.push(Point {
-            overhead_percent: median(cpu.iter().copied()),
-            overhead_quartiles_percent: report::quartiles(cpu),
+            overhead_percent: median(steady.iter().copied()),
+            overhead_quartiles_percent: report::quartiles(steady),
             overhead_wall_percent: median(overheads(&|s| s.total().as_secs_f64())),
             share_of_full_savings_percent: range.share(line.peak_bytes),
             share_of_unfused_savings_percent: unfused.share(line.peak_bytes),
@@ -225,7 +229,7 @@ fn print(points: &[Point], name: &str, common: &Common) -> Result<()> {
         "saved",
         "ms",
         "CPU ms",
-        "+CPU %",
+        if matches!(common.device, DeviceKind::Cuda(_)) { "+time %" } else { "+CPU %" },
         "+FLOPs %",
         "replay ms",
         "int8 ms",
@@ -270,6 +274,10 @@ fn print(points: &[Point], name: &str, common: &Common) -> Result<()> {
         DeviceKind::Cuda(_) => format!("medians of {rounds} rounds on {}", common.device),
         DeviceKind::Meta => "dry runs, nothing computed".to_owned(),
     };
+    let clock = match common.device {
+        DeviceKind::Cuda(_) => "+time: the step's time",
+        _ => "+CPU: the step's CPU time",
+    };
     let mismatches = points.iter().filter(|p| p.line.peak_bytes != p.line.predicted_peak_bytes).count();
     let promise = match (common.device, mismatches) {
         (DeviceKind::Meta, _) => String::new(),
@@ -278,7 +286,7 @@ fn print(points: &[Point], name: &str, common: &Common) -> Result<()> {
     };
     report::print_line(&format!(
         "{name}: {how}\n{table}{promise}\n\
-         +CPU: the step's CPU time over none's with the same attention (quartiles); +FLOPs: what the dry run predicts.\n\
-         of full: peak saved, of what full_per_layer saves. best *: no other point is better in both peak and +CPU."
+         {clock} over none's with the same attention (quartiles); +FLOPs: what the dry run predicts.\n\
+         of full: peak saved, of what full_per_layer saves. best *: no other point is better in both peak and this."
     ))
 }

@@ -38,7 +38,9 @@ pub enum Error {
         asked: DType,
     },
     /// Two tensors that must be on one device are not.
-    #[error("{what}: the tensors are on different devices ({left} and {right}); one op runs on one device")]
+    #[error(
+        "{what}: the tensors are on different devices ({left} and {right}); one op runs on one device, and one that is opened twice is two"
+    )]
     DeviceMismatch {
         /// The op or the call.
         what: &'static str,

@@ -243,16 +243,7 @@ impl Gpu {
             // SAFETY: writes one address; the stream is alive.
             check(unsafe { sys::cuMemAllocAsync(&mut address, bytes, self.stream.as_inner()) }).map(|()| address)
         };
-        match take() {
-            Ok(address) => return Ok(address as usize),
-            Err(OUT_OF_MEMORY) => (),
-            Err(error) => return Err(self.error("allocating memory", error)),
-        }
-        // What was given back may lie in the pool in pieces of other sizes: return it to the device, and try once more.
-        self.synchronize()?;
-        // SAFETY: the pool is the device's own, and lives as long as the driver.
-        check(unsafe { sys::cuMemPoolTrimTo(self.pool, 0) }).map_err(|error| self.error("trimming the pool", error))?;
-        match take() {
+        match self.with_room(take) {
             Ok(address) => Ok(address as usize),
             Err(OUT_OF_MEMORY) => {
                 let (mut free, mut total) = (0, 0);
@@ -263,6 +254,20 @@ impl Gpu {
                 Err(Error::OutOfMemory { requested: bytes as u64, in_use, limit })
             }
             Err(error) => Err(self.error("allocating memory", error)),
+        }
+    }
+
+    /// Calls what may find the device full, and if it is, once more without what the pool keeps for later: it may lie there in
+    /// pieces of other sizes, and the driver itself needs memory for kernels when they are first used.
+    fn with_room<T>(&self, call: impl Fn() -> Driver<T>) -> Driver<T> {
+        match call() {
+            Err(OUT_OF_MEMORY) => {
+                self.wait()?;
+                // SAFETY: the pool is the device's own, and lives as long as the driver.
+                check(unsafe { sys::cuMemPoolTrimTo(self.pool, 0) })?;
+                call()
+            }
+            result => result,
         }
     }
 
@@ -392,12 +397,23 @@ impl Gpu {
         let mut arguments = [(&raw const *parameters).cast_mut().cast::<c_void>()];
         // SAFETY: the function takes one struct by value, of this size (checked) and layout (`Parameters`), which the call
         // copies. What the struct's addresses reach is the contract of core: tensors of this device, alive and in bounds.
-        let queued = unsafe {
+        let queue = |parameters| unsafe {
             let (stream, none) = (self.stream.as_inner(), std::ptr::null_mut());
-            let parameters = arguments.as_mut_ptr();
             sys::cuLaunchKernel(function, x, y, z, launch.block, 1, 1, launch.shared, stream, parameters, none)
         };
-        check(queued).map_err(fail)
+        let parameters = arguments.as_mut_ptr();
+        self.with_room(|| check(queue(parameters))).map_err(fail)
+    }
+
+    /// The kernel in whichever module has it.
+    fn look_up(&self, kernel: &str) -> Driver<sys::CUfunction> {
+        for module in self.modules.values() {
+            match module.get_function(kernel).map_err(code) {
+                Err(NOT_FOUND) => (),
+                found => return found.map(|function| function.to_raw()),
+            }
+        }
+        Err(NOT_FOUND)
     }
 
     /// Looks the kernel up at its first launch.
@@ -407,8 +423,7 @@ impl Gpu {
         let function = match functions.get_mut(launch.kernel) {
             Some(function) => function,
             None => {
-                let found = self.modules.values().find_map(|module| module.get_function(launch.kernel).ok());
-                let raw = found.ok_or(NOT_FOUND).map_err(fail)?.to_raw();
+                let raw = self.with_room(|| self.look_up(launch.kernel)).map_err(fail)?;
                 check_parameters(raw, launch.kernel, parameter_bytes)
                     .map_err(|reason| Error::Device { device: self.name.clone(), reason })?;
                 functions.entry(launch.kernel.to_owned()).or_insert(Function { raw, shared: SHARED_BY_DEFAULT })
@@ -432,6 +447,10 @@ impl Drop for Gpu {
         let workspace = std::mem::take(self.workspace.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
         let tables = std::mem::take(self.tables.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()));
         tables.into_values().chain([workspace.address]).for_each(|address| self.release(address));
+        // The pool is the process's: what it keeps would be hidden from all others.
+        let _ = self.synchronize();
+        // SAFETY: as in `with_room`.
+        let _ = check(unsafe { sys::cuMemPoolTrimTo(self.pool, 0) });
     }
 }
 

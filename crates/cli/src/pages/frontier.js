@@ -5,6 +5,8 @@ const FORMS = ["flash", "explicit"].filter((form) => points.some((p) => p.attent
 const FORM_NAMES = { flash: "tiled attention", explicit: "explicit attention" };
 const KINDS = { none: "no marks", preset: "preset", budget: "budget", rules: "file of rules", marks: "own marks" };
 const measured = points.some((p) => p.overhead_percent !== null);
+// A GPU's CPU time is only that of launching; its overheads are of time.
+const clock = points.some((p) => p.device.startsWith("cuda")) ? "time" : "CPU time";
 const hiddenForms = new Set();
 let chosen = points.find((p) => p.policy === "selective") ?? points.find((p) => p.kind !== "none") ?? points[0];
 
@@ -105,7 +107,7 @@ function render() {
     );
   }
   picture.append(
-    svg("text", { x: 0, y: 12 }, narrow ? "overhead, %" : `overhead over none of the same attention, %${measured ? " of CPU time" : " of FLOPs (dry run)"}`),
+    svg("text", { x: 0, y: 12 }, narrow ? "overhead, %" : `overhead over none of the same attention, %${measured ? ` of ${clock}` : " of FLOPs (dry run)"}`),
     svg("text", { x: frame.right, y: height - 6, "text-anchor": "end" }, `peak of the step, ${unit.name}${narrow ? "" : " (parameters and their gradients apart)"}`),
   );
 
@@ -178,7 +180,7 @@ function figures({ point, peer }) {
   return [
     ["peak of the step", showBytes(point.peak_bytes)],
     ["saved when forward ends", showBytes(point.saved_bytes)],
-    ["overhead, CPU time", point.overhead_percent === null ? null : showPercent(point.overhead_percent)],
+    [`overhead, ${clock}`, point.overhead_percent === null ? null : showPercent(point.overhead_percent)],
     ["overhead, wall time", point.overhead_wall_percent === null ? null : showPercent(point.overhead_wall_percent)],
     ["overhead, FLOPs (dry run)", showPercent(point.predicted_overhead_percent)],
     ["CPU time of the step", time(point.cpu_ms)],
@@ -239,7 +241,7 @@ function legend() {
   entries.push(html("span", {}, svg("svg", { width: 20, height: 8 }, svg("line", { x1: 0, x2: 20, y1: 4, y2: 4, stroke: ink, "stroke-width": 1.5 })), "best: none is better in both"));
   const kinds = Object.keys(KINDS).filter((kind) => points.some((p) => p.kind === kind));
   entries.push(...kinds.map((kind) => html("span", {}, sample(kind, { fill: measured ? ink : "none", stroke: ink, "stroke-width": 1.3 }, 4.5), KINDS[kind])));
-  if (measured) entries.push(html("span", {}, sample("preset", { fill: ink, stroke: ink }, 4.5), "measured, CPU time"));
+  if (measured) entries.push(html("span", {}, sample("preset", { fill: ink, stroke: ink }, 4.5), `measured, ${clock}`));
   entries.push(html("span", {}, sample("preset", { fill: "var(--paper)", stroke: ink, "stroke-width": 1.3 }, measured ? 3.4 : 4.5), "predicted, FLOPs"));
   const errors = points.filter((p) => p.int8 && p.gradient_error).map((p) => p.gradient_error);
   const ring = { fill: "none", stroke: ink, "stroke-width": 1.3 };
@@ -293,7 +295,7 @@ function table() {
     ["attention", "wide"],
     ["peak", "number"],
     ["saved", "number wide"],
-    measured ? ["CPU time", "number"] : null,
+    measured ? [clock, "number"] : null,
     ["FLOPs", measured ? "number wide" : "number"],
     ["gradient error", "number wide"],
     ["", "wide"],
