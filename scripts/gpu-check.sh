@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What can only be known on a GPU.
 #
-#   scripts/gpu-check.sh build     here: compiles the kernels, the tests and the benchmark into .gpu/ (60 MB)
+#   scripts/gpu-check.sh build     here: compiles the kernels, the tests and the benchmark into .gpu/ (50 MB)
 #   scripts/gpu-check.sh run       where the GPU is, from a copy of this folder: runs them, at most 4 minutes; results go to
 #                                  $OUT (default: .gpu/out): gpu.txt to read, gpu.json with all figures, for docs/results/
 #   scripts/gpu-check.sh rehearse  as run, on the emulator and with tiny sizes: needs no GPU
@@ -35,6 +35,8 @@ build() {
     cp -r tests/fixtures/gpt_curve "$gpu/"
     emulator=$(ls -t target/release/build/retape-cuda-emulator-*/out/libcudaemu.so | head -1)
     cp "$emulator" "$gpu/"
+    # Packed: the folder is to be carried.
+    tar -C "$gpu" -czf "$gpu/programs.tar.gz" programs && rm -r "$gpu/programs"
     du -sh "$gpu"
 }
 
@@ -58,7 +60,7 @@ part() {
     start=$(date +%s)
     echo "== $name" | tee -a "$out/gpu.txt"
     timeout $((limit * patience)) "$@" >"$out/$name.log" 2>&1 || status="failed ($?)"
-    grep -E '^(test |f32|bf16|f16|copy|gelu|softmax|layer_norm|quantize|dequantize|cross|adamw|matmul|attention|torch|error|w1|tiny|gpt2)|panicked|[│┆]' \
+    grep -E '^(test |f32|bf16|f16|copy|gelu|softmax|layer_norm|quantize|dequantize|cross|adamw|matmul|attention|torch|error|w1|tiny|gpt2|flash|explicit)|panicked' \
         "$out/$name.log" >>"$out/gpu.txt" || true
     summary+=("$(printf '%-14s %-14s %4d s' "$name" "$status" $(($(date +%s) - start)))")
     [ "$status" = ok ] || failed=1
@@ -67,6 +69,7 @@ part() {
 run() {
     out=${OUT:-$gpu/out} failed=0 summary=()
     mkdir -p "$out" && : >"$out/gpu.txt"
+    tar -C "$gpu" -xzf "$gpu/programs.tar.gz"
     export RETAPE_CUDA_KERNELS=$gpu/kernels RETAPE_GPT_CURVE=$gpu/gpt_curve
     { date -u +%F; nvidia-smi --query-gpu=name,driver_version --format=csv,noheader || echo "no nvidia-smi"; } >>"$out/gpu.txt" 2>&1
     local small=() model=(--model gpt2-small) threads=() patience=1

@@ -20,6 +20,18 @@ RETAPE_ILP_SECONDS=${RETAPE_ILP_SECONDS:-60} cargo test --release -q -p retape-p
 cargo test --release -q -p retape-tests --test properties --test fuzz
 echo "properties: seed $RETAPE_SEED, $((cases / 150)) times their usual number of cases: $(($(date +%s) - start)) s"
 
+# CUDA on the emulator: threads and blocks in other orders, then kernels under sanitizers.
+start=$(date +%s)
+on_emulator=(cargo test --release -q -p retape-cuda-emulator --test conformance --test attention --test rows --test products)
+for order in reverse "$RETAPE_SEED"; do RETAPE_EMULATOR_ORDER=$order "${on_emulator[@]}"; done
+echo "emulated kernels: in reverse order and with seed $RETAPE_SEED: $(($(date +%s) - start)) s"
+for sanitizer in address thread; do
+    start=$(date +%s)
+    # The test of cuBLASLt starts a process of its own, which a sanitizer's library can't follow.
+    scripts/sanitize-kernels.sh $sanitizer "${on_emulator[@]}" -- --skip cublaslt
+    echo "emulated kernels: $sanitizer sanitizer: $(($(date +%s) - start)) s"
+done
+
 if ! cargo +nightly --version >/dev/null 2>&1 || ! cargo fuzz --version >/dev/null 2>&1; then
     echo "fuzzers: not run, they need the nightly toolchain and cargo-fuzz (cargo install cargo-fuzz)"
     exit 0
