@@ -5,7 +5,7 @@ use retape_core::kernel::{Kernel, RandomStream, Unary};
 use retape_core::ops::*;
 use retape_core::{
     DType, Decision, Device, Error, Int8Spec, Mark, Origin, Policy, Result, RuleInfo, Site, Stats, Tape, TapeOptions,
-    Tensor, Var, Verify,
+    Tensor, Var, Verify, meta,
 };
 use std::rc::Rc;
 
@@ -353,4 +353,68 @@ fn build(
     }
     drop(held_forward);
     Ok((sum.sum()?, held_backward))
+}
+
+/// Runs on the device and dry, and checks what always holds.
+fn checked(device: &Device, config: Config) -> Run {
+    let real = run(device, config).unwrap_or_else(|e| panic!("{config:?}: {e}"));
+    let dry = run(&meta(), config).unwrap_or_else(|e| panic!("dry {config:?}: {e}"));
+    assert_eq!((dry.peak, dry.fingerprint), (real.peak, real.fingerprint), "{config:?}");
+    assert_eq!(real.left, 0, "{config:?}");
+    assert_eq!(real.left_without_backward, 0, "{config:?}");
+    assert_eq!(real.nodes_without_backward, 4, "only the leaves stay: {config:?}");
+    assert_eq!(real.saved, real.metered, "{config:?}");
+    if !config.segments {
+        assert!(real.stats.most_replays_of_a_node <= 1, "{config:?}: {:?}", real.stats.most_replays_of_a_node);
+    }
+    assert!(real.gradients.iter().all(|g| *g == real.gradients[0]), "passes differ: {config:?}");
+    real
+}
+
+/// Random marks, held handles, late marks and segments on so many programs: the bits of none.
+pub fn marks_never_show(device: &Device, cases: u64) {
+    let (mut replays, mut too_late) = (0, 0);
+    for graph in 1..=cases {
+        let plain = checked(device, Config { graph, passes: 1, ..Config::default() });
+        for variant in 0..4 {
+            let handles = variant % 2 * (graph + 1);
+            let late = variant / 2 * (graph + 9);
+            let config =
+                Config { graph, marks: Some(graph * 4 + variant), handles, late, passes: 1, ..Config::default() };
+            for config in [config, Config { passes: 3, ..config }, Config { segments: true, verify: true, ..config }] {
+                let marked = checked(device, config);
+                assert_eq!(marked.gradients[0], plain.gradients[0], "{config:?}");
+                replays += marked.stats.replays;
+                too_late += marked.too_late;
+            }
+        }
+    }
+    assert!(replays > 20 * cases, "the marks did something: {replays} replays");
+    assert!(too_late > 0 || cases < 20, "some late marks came too late");
+}
+
+/// Int8 among the marks: the same gradients with other handles held, and in every pass.
+pub fn int8_is_steady(device: &Device, cases: u64) {
+    let mut quantized = 0;
+    for graph in 1..=cases {
+        for segments in [false, true] {
+            let config = Config {
+                graph,
+                marks: Some(graph + 77),
+                int8: true,
+                segments,
+                verify: true,
+                passes: 2,
+                ..Config::default()
+            };
+            let tidy = checked(device, config);
+            let sloppy = run(device, Config { handles: graph + 5, ..config }).unwrap();
+            if !segments {
+                // A held handle changes which values outlive a scope, and so their path and mark.
+                assert_eq!(tidy.gradients, sloppy.gradients, "{config:?}");
+            }
+            quantized += tidy.stats.quantized;
+        }
+    }
+    assert!(quantized > 0);
 }
