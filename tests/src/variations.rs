@@ -92,7 +92,7 @@ pub fn resized(sample: &Sample, choices: &mut impl Choices) -> Option<Sample> {
     is_valid(&sample).then_some(sample)
 }
 
-/// How a tensor comes to lie in memory: see [`lay`].
+/// How a tensor comes to lie in memory: see `lay`.
 #[derive(Debug, Clone)]
 pub struct Place {
     /// The dimensions in the order in which they lie.

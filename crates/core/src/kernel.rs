@@ -346,13 +346,13 @@ pub enum Kernel<'a> {
     LogSoftmaxGrad { y: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
     /// x `[.., rows, columns]`; out = x where j - i <= diagonal (>= with `upper`), else value. In place: x.
     Triangle { x: &'a Tensor, upper: bool, diagonal: isize, value: f64, out: &'a Tensor },
-    /// out[i] = x[n - 1 - i] along each of `dims` (without repeats). Any dtype.
+    /// `out[i] = x[n - 1 - i]` along each of `dims` (without repeats). Any dtype.
     Flip { x: &'a Tensor, dims: &'a [usize], out: &'a Tensor },
-    /// out[i] = x[indices[0][i], indices[1][i], .., i]: x has one leading dimension for each index tensor (i64 or i32, of
+    /// `out[i] = x[indices[0][i], indices[1][i], .., i]`: x has one leading dimension for each index tensor (i64 or i32, of
     /// out's shape), then out's dimensions. Any dtype. An index outside its dimension is an InvalidValue error; with
     /// `wrap`, -n..0 count from the end. Indices that repeat (stride 0) along a dimension are read once.
     Gather { x: &'a Tensor, indices: &'a [&'a Tensor], wrap: bool, out: &'a Tensor },
-    /// out[indices[0][i], indices[1][i], .., i] += alpha source[i], each sum in the row-major order of i: Gather's
+    /// `out[indices[0][i], indices[1][i], .., i] += alpha source[i]`, each sum in the row-major order of i: Gather's
     /// counterpart, with the indices and the source of one shape. `out` is updated, not wholly written, and may be a view
     /// whose trailing dimensions repeat (stride 0): there everything meets in one place.
     ScatterAdd { source: &'a Tensor, indices: &'a [&'a Tensor], wrap: bool, alpha: f64, out: &'a Tensor },

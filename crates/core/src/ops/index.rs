@@ -5,8 +5,8 @@ use super::*;
 use crate::layout::broadcast_shapes;
 use crate::tape::Var;
 
-/// y = x with some dimensions replaced by the (broadcast) dimensions of index tensors: y[.., b, ..] = x[.., i_1[b], ..,
-/// i_2[b], ..]. Negative indices count from the end. Inputs: x, then one index for each of `dims`.
+/// y = x with some dimensions replaced by the (broadcast) dimensions of index tensors:
+/// `y[.., b, ..] = x[.., i_1[b], .., i_2[b], ..]`. Negative indices count from the end. Inputs: x, then one index for each of `dims`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gathered {
     /// The dimensions that are indexed.

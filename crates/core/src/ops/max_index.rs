@@ -1,4 +1,4 @@
-//! The largest along a dimension, and where it stands: y = x[k], k the first index of the largest. The gradient goes to
+//! The largest along a dimension, and where it stands: `y = x[k]`, k the first index of the largest. The gradient goes to
 //! that one element, as if k were given: ties aren't shared (unlike amax), because y names one of them.
 
 use super::*;
@@ -28,7 +28,7 @@ impl Rule for MaxIndex {
     }
 
     fn formula(&self) -> &'static str {
-        "y = x[k], k the first index of the largest; and k"
+        "`y = x[k]`, k the first index of the largest; and k"
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {

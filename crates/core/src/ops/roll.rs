@@ -1,4 +1,4 @@
-//! Roll: y[i] = x[(i - shift) mod n] along some dimensions. The gradient is g, rolled back.
+//! Roll: `y[i] = x[(i - shift) mod n]` along some dimensions. The gradient is g, rolled back.
 
 use super::*;
 use crate::tape::Var;
