@@ -102,7 +102,7 @@ KERNEL copy_packs(const Copy p) {
     }
 }
 
-// Of one dtype, by the size of its elements.
+// Of one dtype, by the size of its elements. Strides may be negative: a flip is a copy from the last element.
 template <class T>
 DEVICE void copy_same(const Copy& p) {
     const int64_t n = p.out.count(), step = int64_t(gridDim.x) * blockDim.x;

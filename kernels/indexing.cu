@@ -85,21 +85,6 @@ DEVICE void scatter_add(const Scatter& p) {
 KERNEL scatter_add_f32(const Scatter p) { scatter_add<float>(p); }
 KERNEL scatter_add_f64(const Scatter p) { scatter_add<double>(p); }
 
-struct Flip {
-    Tensor x, out;  // x with negative strides, from its last element
-};
-
-template <class T>
-DEVICE void flip(const Flip& p) {
-    const int64_t n = p.out.count(), step = int64_t(gridDim.x) * blockDim.x;
-    for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += step)
-        reinterpret_cast<T*>(p.out.data)[p.out.offset(i)] = reinterpret_cast<const T*>(p.x.data)[p.x.offset(i)];
-}
-KERNEL flip_1(const Flip p) { flip<uint8_t>(p); }
-KERNEL flip_2(const Flip p) { flip<uint16_t>(p); }
-KERNEL flip_4(const Flip p) { flip<uint32_t>(p); }
-KERNEL flip_8(const Flip p) { flip<uint64_t>(p); }
-
 struct MaxIndex {
     Tensor others, line, values, indices;  // x by its other dimensions and along the one
     int64_t lines, length;

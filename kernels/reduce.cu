@@ -10,6 +10,7 @@
 // f64; pieces are put together in f64, in an order of its own (reduce_parts). Variance and log-sum-exp take two passes
 // by one team.
 #include "rows.cuh"
+#include "scalar.cuh"
 
 enum Kind : int32_t {
     SUM, MAX, MIN, PROD, LOG_SUM_EXP, VAR, STD, COUNT, NORM_1, NORM_2, NORM, NORM_MAX, NORM_MIN, SQUARES
@@ -317,9 +318,6 @@ struct ReduceGrad {
     double parameter;
     int32_t kind, padding;
 };
-
-template <class C>
-DEVICE C sign(C x) { return x > 0 ? C(1) : x < 0 ? C(-1) : x * 0; }
 
 // The derivatives are listed at `Reduce` in crates/core/src/kernel.rs. One thread an element.
 template <class C>

@@ -122,7 +122,3 @@ DEVICE void load_pack(const Tensor& t, int64_t at, double (&x)[PACK]) {
 DEVICE void store_pack(const Tensor& t, int64_t at, const double (&x)[PACK]) {
     for (int i = 0; i < PACK; i++) store(t, at + i, x[i]);
 }
-// True where packs of this tensor, at multiples of PACK, may be loaded and stored whole: elements together, 16-byte aligned.
-DEVICE bool packable(const Tensor& t) {
-    return t.rank <= 1 && (t.rank < 1 || t.strides[0] == 1 || t.shape[0] <= 1) && (reinterpret_cast<uintptr_t>(t.data) & 15) == 0;
-}

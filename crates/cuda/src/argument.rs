@@ -129,7 +129,7 @@ impl TensorArg {
         tensor.into().map_or(Ok(TensorArg::ABSENT), rows)
     }
 
-    /// True where packs of elements may be loaded and stored as a whole (`packable` in kernels/tensor.cuh).
+    /// True where packs of elements may be loaded and stored as a whole: they lie together, at multiples of 16 bytes.
     pub fn is_packable(&self) -> bool {
         self.data.is_multiple_of(16) && self.rank <= 1 && (self.rank < 1 || self.strides[0] == 1 || self.shape[0] <= 1)
     }

@@ -40,14 +40,19 @@ pub(crate) fn copy(gpu: &Gpu, x: &Tensor, out: &Tensor) -> Result<()> {
     if same && x.is_contiguous() && out.is_contiguous() {
         return gpu.copy_bytes(x_arg.data as usize, out_arg.data as usize, out.len() * size);
     }
+    if same {
+        return copy_elements(gpu, x_arg, out_arg, out);
+    }
     let single = |dtype: DType| dtype.is_float() && dtype != DType::F64;
-    let (kernel, each) = match size {
-        _ if same => (["copy_1", "copy_2", "copy_4", "copy_8"][size.trailing_zeros() as usize], 1),
-        _ if single(x.dtype()) && single(out.dtype()) && x_arg.is_packable() && out_arg.is_packable() => {
-            ("copy_packs", 8)
-        }
-        _ => ("copy_convert", 1),
-    };
+    let packs = single(x.dtype()) && single(out.dtype()) && x_arg.is_packable() && out_arg.is_packable();
+    let (kernel, each) = if packs { ("copy_packs", 8) } else { ("copy_convert", 1) };
     let grid = blocks(out.len(), THREADS * each);
     gpu.launch(Launch { kernel, grid, block: THREADS as u32, shared: 0 }, &Copy { x: x_arg, out: out_arg })
+}
+
+/// Moves the elements of one shape and dtype, that of `out`, whatever their strides.
+pub(crate) fn copy_elements(gpu: &Gpu, x: TensorArg, out_arg: TensorArg, out: &Tensor) -> Result<()> {
+    let kernel = ["copy_1", "copy_2", "copy_4", "copy_8"][out.dtype().size().trailing_zeros() as usize];
+    let grid = blocks(out.len(), THREADS);
+    gpu.launch(Launch { kernel, grid, block: THREADS as u32, shared: 0 }, &Copy { x, out: out_arg })
 }

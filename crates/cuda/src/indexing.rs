@@ -4,6 +4,7 @@
 //! one element of the source, or a row of such where the index repeats along it.
 
 use crate::argument::{TensorArg, blocks, kernel_for};
+use crate::copy;
 use crate::device::{Gpu, Launch, Parameters};
 use crate::indices::{self, Allowed, Bad, CHECK_BYTES};
 use crate::sort;
@@ -53,15 +54,6 @@ struct Scatter {
 }
 // SAFETY: the fields of `Scatter` in kernels/indexing.cu.
 unsafe impl Parameters for Scatter {}
-
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-struct Flip {
-    x: TensorArg,
-    out: TensorArg,
-}
-// SAFETY: the fields of `Flip` in kernels/indexing.cu.
-unsafe impl Parameters for Flip {}
 
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -230,8 +222,7 @@ pub(crate) fn flip(gpu: &Gpu, x: &Tensor, dims: &[usize], out: &Tensor) -> Resul
         let last = (x_arg.shape[d] - 1) * x_arg.strides[d] * x.dtype().size() as i64;
         (x_arg.data, x_arg.strides[d]) = (x_arg.data + last as u64, -x_arg.strides[d]);
     }
-    let p = Flip { x: x_arg, out: TensorArg::flat(gpu, "flip", out)? };
-    gpu.launch(each(&by_size("flip", x), out.len()), &p)
+    copy::copy_elements(gpu, x_arg, TensorArg::flat(gpu, "flip", out)?, out)
 }
 
 /// Threads that share a line along `dim`: neighbouring lines go to neighbouring threads where they lie side by side, else a
