@@ -7,7 +7,7 @@ use crate::error::{Failure, Result};
 use crate::trainer::{Settings, Trainer};
 use retape::nn::checkpoint::{Cast, load_parameters, save_parameters};
 use retape::nn::data::ByteText;
-use retape::nn::{Gpt, GptConfig, LossScaler};
+use retape::nn::{Gpt, GptConfig, LossScaler, Random};
 use retape::policy::Profile;
 use retape::prelude::Device;
 use serde::{Deserialize, Serialize};
@@ -144,6 +144,7 @@ pub fn restore(checkpoint: &Path, config: &RunConfig, trainer: &mut Trainer) -> 
         trainer.scaler = Some(scaler);
     }
     trainer.done = config.step;
+    trainer.random = Random::at(config.seed, config.step);
     Ok(())
 }
 

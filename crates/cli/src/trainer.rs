@@ -3,7 +3,7 @@
 use crate::error::{Failure, Result};
 use crate::policy::NamedPolicy;
 use retape::nn::data::{Batch, Batches, ByteText};
-use retape::nn::{AdamW, Gpt, GptConfig, LossScaler, Parameter, clip_grad_norm};
+use retape::nn::{AdamW, Gpt, GptConfig, LossScaler, Parameter, Random, clip_grad_norm};
 use retape::prelude::{AdamWConfig, DType, Device, Kind, Tape, TapeOptions, Tensor};
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
@@ -86,10 +86,11 @@ pub struct Trainer {
     pub scaler: Option<LossScaler>,
     /// Steps done.
     pub done: u64,
+    /// The seed of each step's tape.
+    pub random: Random,
     parameters: Vec<Parameter>,
     batcher: Batcher,
     settings: Settings,
-    seed: u64,
 }
 
 /// What a training step was like.
@@ -123,7 +124,8 @@ impl Trainer {
         let config = AdamWConfig { lr, beta1, beta2, eps: 1e-8, weight_decay };
         let optimizer = AdamW::decay_matrices(parameters.clone(), config)?;
         let scaler = (model.config().dtype == DType::F16).then(LossScaler::default);
-        Ok(Trainer { model, optimizer, scaler, done: 0, parameters, batcher, settings, seed })
+        let random = Random::new(seed);
+        Ok(Trainer { model, optimizer, scaler, done: 0, random, parameters, batcher, settings })
     }
 
     /// The parameters.
@@ -137,8 +139,7 @@ impl Trainer {
         let start = Instant::now();
         device.meter().reset_peak();
         let (tokens, targets) = self.batcher.tensors(&device, self.done)?;
-        // Its own seed for each step's dropout: an odd multiple of the golden ratio's bits apart.
-        let seed = self.seed ^ (self.done + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let seed = Some(self.random.next_seed());
         let options = TapeOptions { policy: Some(policy.rules.clone()), seed, ..TapeOptions::default() };
         let tape = Tape::with(&device, options);
         let loss = self.model.loss(&tape, &tokens, &targets)?;

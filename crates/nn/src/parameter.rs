@@ -15,6 +15,7 @@ pub struct Parameter(Arc<Cell>);
 
 #[derive(Debug)]
 struct Cell {
+    id: ParameterId,
     name: String,
     tensor: RwLock<Tensor>,
     requires_grad: AtomicBool,
@@ -25,8 +26,12 @@ impl Parameter {
     /// its storage must be its own to be counted and updated.
     pub fn new(name: impl Into<String>, tensor: Tensor) -> Result<Parameter> {
         let tensor = own(tensor)?;
-        let cell = Cell { name: name.into(), tensor: RwLock::new(tensor), requires_grad: AtomicBool::new(true) };
-        Ok(Parameter(Arc::new(cell)))
+        Ok(Parameter(Arc::new(Cell {
+            id: ParameterId::unique(),
+            name: name.into(),
+            tensor: RwLock::new(tensor),
+            requires_grad: AtomicBool::new(true),
+        })))
     }
 
     /// The name, as in a checkpoint.
@@ -34,9 +39,9 @@ impl Parameter {
         &self.0.name
     }
 
-    /// What tapes and gradients know it by: the address of its cell.
+    /// What tapes and gradients know it by; no other parameter of this process ever has it.
     pub fn id(&self) -> ParameterId {
-        ParameterId(Arc::as_ptr(&self.0) as usize)
+        self.0.id
     }
 
     /// The tensor as it is now. While it is held, an update makes a copy.
