@@ -2,7 +2,7 @@
 
 use crate::{Error, Result};
 use retape_core::{DType, Device, Kind, Mark, ParameterId, Tape, Tensor, Var};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A parameter: a shared cell with a tensor. Clones share the cell, so a tied weight is one parameter in two layers,
@@ -19,6 +19,7 @@ struct Cell {
     name: String,
     tensor: RwLock<Tensor>,
     requires_grad: AtomicBool,
+    replacements: AtomicU64,
 }
 
 impl Parameter {
@@ -31,6 +32,7 @@ impl Parameter {
             name: name.into(),
             tensor: RwLock::new(tensor),
             requires_grad: AtomicBool::new(true),
+            replacements: AtomicU64::new(0),
         })))
     }
 
@@ -126,7 +128,13 @@ impl Parameter {
             });
         }
         *current = own(tensor)?;
+        self.0.replacements.fetch_add(1, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// How often [`set`](Parameter::set) has replaced the tensor.
+    pub(crate) fn replacements(&self) -> u64 {
+        self.0.replacements.load(Ordering::Relaxed)
     }
 
     /// Calls `write` with the tensor, which nobody else holds: what `write` overwrites is seen by this parameter only.
