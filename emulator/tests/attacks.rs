@@ -1,7 +1,7 @@
 //! Hostile use of the CUDA backend: what is out of range, too long, empty, not finite, from many threads.
 
 use retape_core::ops::attention::AttentionOptions;
-use retape_core::{DType, Device, Error, Kind, Result, Tape, Tensor, Var};
+use retape_core::{DType, Device, Error, Kind, Result, Tape, TapeOptions, Tensor, Var};
 use retape_cuda_emulator::device;
 
 /// Numbers in [-1, 1), a pure function of the seed.
@@ -20,7 +20,7 @@ fn tensor(device: &Device, shape: &[usize], values: &[f64], dtype: DType) -> Ten
 
 /// The result of `f` of these inputs, and all its inputs' gradients.
 fn results(device: &Device, inputs: &[Tensor], f: &dyn Fn(&[&Var]) -> Result<Var>) -> Result<Vec<Vec<f64>>> {
-    let tape = Tape::new(device);
+    let tape = Tape::with(device, TapeOptions { seed: Some(3), ..TapeOptions::default() });
     let mut leaves = Vec::new();
     for x in inputs {
         leaves.push(if x.dtype().is_float() { tape.leaf(x)? } else { tape.constant(x)? });

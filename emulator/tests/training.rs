@@ -41,7 +41,7 @@ fn step(device: &Device, golden: &Golden, config: &GptConfig, policy: Option<Rc<
     }
     let (tokens, targets) = golden.batch(0, device);
     device.meter().reset_peak();
-    let tape = Tape::with(device, TapeOptions { policy, seed: 5, ..TapeOptions::default() });
+    let tape = Tape::with(device, TapeOptions { policy, seed: Some(5), ..TapeOptions::default() });
     let loss = model.loss(&tape, &tokens, &targets).unwrap();
     let gradients = tape.backward(&loss).unwrap();
     let (peak, fingerprint) = (device.meter().step_peak(), device.meter().fingerprint());

@@ -145,7 +145,7 @@ pub fn run_sample(
     device.meter().reset_peak();
     let mut run = SampleRun { outputs: vec![], gradients: vec![], numbers: vec![], peak: 0, fingerprint: 0, left: 0 };
     {
-        let tape = Tape::with(device, TapeOptions { seed: 3, ..TapeOptions::default() });
+        let tape = Tape::with(device, TapeOptions { seed: Some(3), ..TapeOptions::default() });
         let is_float = |t: &Tensor| t.dtype().is_float();
         let leaves: Vec<Var> =
             inputs.iter().map(|t| if is_float(t) { tape.leaf(t) } else { tape.constant(t) }).collect::<Result<_>>()?;

@@ -225,7 +225,8 @@ pub fn run(device: &Device, config: Config) -> Result<Run> {
     {
         let policy = config.marks.map(|seed| Rc::new(RandomMarks::new(seed, config.int8)) as Rc<dyn Policy>);
         let verify = if config.verify { Verify::Bits } else { Verify::Off };
-        let tape = Tape::with(device, TapeOptions { policy, verify, seed: config.graph, ..TapeOptions::default() });
+        let tape =
+            Tape::with(device, TapeOptions { policy, verify, seed: Some(config.graph), ..TapeOptions::default() });
         // The last leaf needs no gradient.
         let vars: Vec<Var> = leaves
             .iter()

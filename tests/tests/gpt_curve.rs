@@ -203,7 +203,8 @@ fn gpt_curve_under_every_preset() {
                 let mut optimizer = golden.optimizer(&model, "all");
                 let mut steps = Vec::new();
                 for i in 0..20 {
-                    let options = TapeOptions { policy: policy.clone(), seed: i as u64, ..TapeOptions::default() };
+                    let options =
+                        TapeOptions { policy: policy.clone(), seed: Some(i as u64), ..TapeOptions::default() };
                     let (loss, gradients) = step(&model, options, &golden.batch(i, &device));
                     let bytes = |p: &Parameter| gradients.parameter(p.id()).unwrap().to_bytes().unwrap();
                     steps.push((loss, parameters.iter().map(bytes).collect::<Vec<_>>()));

@@ -359,7 +359,7 @@ fn a_random_op_that_fails_changes_no_later_numbers() {
     let ids = Tensor::from_slice(&device, &[2], &[0i64, 1]).unwrap();
     let four = random(&device, &[1, 4, 2, 4], 2, DType::F32);
     let run = |fail: bool| {
-        let tape = Tape::with(&device, TapeOptions { seed: 9, ..TapeOptions::default() });
+        let tape = Tape::with(&device, TapeOptions { seed: Some(9), ..TapeOptions::default() });
         let (x, ids, four) = (tape.leaf(&x).unwrap(), tape.constant(&ids).unwrap(), tape.leaf(&four).unwrap());
         if fail {
             assert!(ids.dropout(0.5).is_err());

@@ -16,7 +16,7 @@ type Step = (u64, u64, Vec<Vec<u8>>);
 
 fn step(device: &Device, tensors: &[Tensor], config: Config, policy: Option<Rc<dyn Policy>>) -> Result<Step, Error> {
     device.meter().reset_peak();
-    let tape = Tape::with(device, TapeOptions { policy, seed: config.graph, ..TapeOptions::default() });
+    let tape = Tape::with(device, TapeOptions { policy, seed: Some(config.graph), ..TapeOptions::default() });
     let (loss, leaves) = forward(&tape, tensors, config)?;
     let saved = tape.saved_bytes();
     let gradients = tape.backward(&loss)?;

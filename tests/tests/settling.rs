@@ -550,7 +550,7 @@ fn leaves_are_kept_and_may_be_replaced_outside() {
     assert!(x.set_mark(Mark::Keep).is_ok());
 
     // One leaf per parameter and tape; an updated tensor makes a second leaf, and the gradients add up.
-    let id = retape_core::ParameterId(7);
+    let id = retape_core::ParameterId::unique();
     let old = random(&device, &[4], 1, DType::F32);
     let new = random(&device, &[4], 2, DType::F32);
     let tape = Tape::new(&device);
@@ -571,19 +571,28 @@ fn leaves_are_kept_and_may_be_replaced_outside() {
 fn a_parameter_asked_for_otherwise_is_another_leaf() {
     let device = cpu();
     let tape = Tape::new(&device);
-    let (id, t) = (retape_core::ParameterId(7), random(&device, &[2, 3], 1, DType::F32));
+    let (id, t) = (retape_core::ParameterId::unique(), random(&device, &[2, 3], 1, DType::F32));
     let frozen = tape.parameter(id, &t, false).unwrap();
     let trained = tape.parameter(id, &t, true).unwrap();
     assert_eq!((frozen.requires_grad(), trained.requires_grad()), (false, true));
-    let turned = tape.parameter(id, &t.transpose(0, 1).unwrap(), true).unwrap();
-    assert_eq!(turned.shape()[..], [3, 2]);
-    assert_eq!((trained.shape(), trained.tensor().unwrap().shape()), ([2, 3][..].into(), &[2, 3][..]));
+    let turned = random(&device, &[3, 2], 1, DType::F32).transpose(0, 1).unwrap();
+    let turned = tape.parameter(id, &turned, true).unwrap();
+    assert_eq!((turned.shape(), trained.shape()), ([2, 3][..].into(), [2, 3][..].into()));
     assert_eq!(tape.node_count(), 3);
-    // Also where the tape holds nothing of the leaf any more.
-    let tape = with_policy(&device, |_| Some(Mark::Keep));
-    let _sum = tape.parameter(id, &t, true).unwrap().sum().unwrap();
-    let other = random(&device, &[4], 2, DType::F32);
-    assert_eq!(tape.parameter(id, &other, true).unwrap().shape()[..], [4]);
+    // One of another shape or dtype is another parameter: also where the tape holds nothing of the leaf any more.
+    for forgotten in [false, true] {
+        let tape = with_policy(&device, |_| Some(Mark::Keep));
+        let leaf = tape.parameter(id, &t, true).unwrap();
+        let _sum = (!forgotten).then(|| leaf.sum().unwrap());
+        drop(leaf);
+        for other in [random(&device, &[4], 2, DType::F32), random(&device, &[2, 3], 2, DType::F64)] {
+            let error = tape.parameter(id, &other, true).unwrap_err();
+            assert!(matches!(error, Error::InvalidTensor { .. }), "{error}");
+            let other = format!("{}{:?}", other.dtype(), other.shape());
+            assert!(error.to_string().contains("f32[2, 3]") && error.to_string().contains(&other), "{error}");
+        }
+        assert_eq!(tape.parameter(id, &t, true).unwrap().shape()[..], [2, 3]);
+    }
     let elsewhere = random(&cpu(), &[2, 3], 1, DType::F32);
     assert!(matches!(tape.parameter(id, &elsewhere, true), Err(Error::DeviceMismatch { .. })));
 }
@@ -750,7 +759,7 @@ fn stochastic_rounding_does_not_depend_on_handles() {
     let spec = Int8Spec { group: 13, rounding: Rounding::Stochastic };
     // Where the handle goes: after both passes, between them, or before.
     let run = |seed: u64, spec: Int8Spec, held: [bool; 2]| {
-        let tape = Tape::with(&device, TapeOptions { seed, ..TapeOptions::default() });
+        let tape = Tape::with(&device, TapeOptions { seed: Some(seed), ..TapeOptions::default() });
         let leaf = tape.leaf(&x).unwrap();
         let value = |factor: f64| {
             let v = leaf.scale(factor).unwrap();

@@ -57,7 +57,8 @@ fn a_model_under_every_preset() {
 /// holds, detached values, values without a gradient, parameters that are used again after their handle went, handles that
 /// outlive their scope.
 fn all_kinds(tape: &Tape, x: &Tensor, w: &Tensor) -> Result<Var> {
-    let mut h = tape.leaf(x)?.matmul(&tape.parameter(ParameterId(7), w, true)?)?;
+    let id = ParameterId::unique();
+    let mut h = tape.leaf(x)?.matmul(&tape.parameter(id, w, true)?)?;
     {
         let _scope = tape.scope("a").mark(Mark::Recompute);
         h = h.gelu()?.square()?;
@@ -70,7 +71,7 @@ fn all_kinds(tape: &Tape, x: &Tensor, w: &Tensor) -> Result<Var> {
         h = h.mul(&frozen)?;
     }
     let kept = h.clone().detach()?;
-    h = checkpoint(tape, "c", || h.matmul(&tape.parameter(ParameterId(7), w, true)?)?.gelu())?;
+    h = checkpoint(tape, "c", || h.matmul(&tape.parameter(id, w, true)?)?.gelu())?;
     h = h.tanh()?.recompute()?;
     let parts = h.split(-1, &[16, 48])?;
     h = parts[1].cat(&[&parts[0]], -1)?;
@@ -106,8 +107,9 @@ fn what_forward_makes_itself() {
     };
     let again = |tape: &Tape| {
         let w = Tensor::full(&device, &[64, 64], DType::F32, 0.0)?;
-        let h = tape.parameter(ParameterId(1), &w, true)?.gelu()?;
-        h.matmul(&tape.parameter(ParameterId(1), &w, true)?)?.sum()
+        let id = ParameterId::unique();
+        let h = tape.parameter(id, &w, true)?.gelu()?;
+        h.matmul(&tape.parameter(id, &w, true)?)?.sum()
     };
     let check = |forward: &dyn Fn(&Tape) -> Result<Var>| {
         let trace = Trace::record(&device, None, forward).unwrap();

@@ -7,7 +7,7 @@ use crate::error::{Failure, Result};
 use crate::trainer::{Settings, Trainer};
 use retape::nn::checkpoint::{Cast, load_parameters, save_parameters};
 use retape::nn::data::ByteText;
-use retape::nn::{Gpt, GptConfig, LossScaler};
+use retape::nn::{Gpt, GptConfig, LossScaler, Random};
 use retape::policy::Profile;
 use retape::prelude::Device;
 use serde::{Deserialize, Serialize};
@@ -144,11 +144,12 @@ pub fn restore(checkpoint: &Path, config: &RunConfig, trainer: &mut Trainer) -> 
         trainer.scaler = Some(scaler);
     }
     trainer.done = config.step;
+    trainer.random = Random::at(config.seed, config.step);
     Ok(())
 }
 
 /// Writes `dir/step-N` and removes older ones. Killed at any moment, it leaves the older or the new one. A model that
-/// isn't finite is an error, and the older checkpoint stays.
+/// isn't finite is an error, and so is a checkpoint that reads back otherwise than it was written; the older one stays.
 pub fn save(dir: &Path, trainer: &Trainer, config: &RunConfig) -> Result<()> {
     trainer.check_finite()?;
     clean(dir)?;
@@ -159,6 +160,10 @@ pub fn save(dir: &Path, trainer: &Trainer, config: &RunConfig) -> Result<()> {
     trainer.optimizer.save(&unfinished.join(OPTIMIZER))?;
     let text = serde_json::to_string_pretty(&config)?;
     retape::nn::checkpoint::write_atomically(&unfinished.join(CONFIG), |path| fs::write(path, text.as_bytes()))?;
+    if !read_config(&unfinished).is_ok_and(|read| read == config) {
+        let what = unfinished.join(CONFIG);
+        return Err(Failure::internal(format!("{} reads back otherwise than it was written", what.display())));
+    }
     let checkpoint = dir.join(format!("step-{}", config.step));
     fs::rename(&unfinished, &checkpoint).map_err(io("write", &checkpoint))?;
     sync_directory(dir).map_err(io("flush", dir))?;
@@ -208,4 +213,83 @@ fn clean(dir: &Path) -> Result<()> {
 /// Makes renames in a directory last. Where directories can't be opened (not on Unix) the rename alone must do.
 fn sync_directory(dir: &Path) -> std::io::Result<()> {
     if cfg!(unix) { fs::File::open(dir)?.sync_all() } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn config() -> RunConfig {
+        let profile = Profile { int8_group: Some(64), ..Profile::default() };
+        let sensitivity = [("blocks.*.gelu gelu".to_owned(), 0.25), ("head linear".to_owned(), f64::INFINITY)];
+        RunConfig {
+            format: FORMAT,
+            step: 3,
+            seed: 7,
+            name: "tiny".into(),
+            model: GptConfig::default(),
+            policy: "none".into(),
+            marks: vec!["**.gelu=recompute".into()],
+            profile: Some(Profile { sensitivity: sensitivity.into_iter().collect(), ..profile }),
+            settings: Settings::default(),
+            scaler: Some(LossScaler::default()),
+            data: DataId { file: None, bytes: 1000, hash: "0".into() },
+        }
+    }
+
+    /// Calls `f` with a pointer to each number, and each text that stands for one.
+    fn numbers(value: &Value, at: String, f: &mut dyn FnMut(&str)) {
+        match value {
+            Value::Object(fields) => fields.iter().for_each(|(key, value)| {
+                numbers(value, format!("{at}/{}", key.replace('~', "~0").replace('/', "~1")), f);
+            }),
+            Value::Number(_) => f(&at),
+            Value::String(text) if text == "inf" => f(&at),
+            _ => {}
+        }
+    }
+
+    /// Every number of a run's configuration, at its extremes, is after saving what it was before.
+    #[test]
+    fn numbers_come_back_as_they_were() {
+        let whole = serde_json::to_value(config()).unwrap();
+        assert_eq!(serde_json::from_value::<RunConfig>(whole.clone()).unwrap(), config());
+        let extremes = [
+            json!(0),
+            json!(1),
+            json!((1u64 << 53) + 1),
+            json!(u64::MAX),
+            json!(-0.0),
+            json!(0.1 + 0.2),
+            json!(5e-324),
+            json!(1e-320),
+            json!(f64::MIN_POSITIVE),
+            json!(f64::MAX),
+            json!(123456789012345680.0 / 3.0),
+            json!("inf"),
+            json!("-inf"),
+        ];
+        let (mut places, mut accepted) = (0, 0);
+        numbers(&whole, String::new(), &mut |at| {
+            places += 1;
+            for extreme in &extremes {
+                let mut changed = whole.clone();
+                *changed.pointer_mut(at).unwrap() = extreme.clone();
+                // What the field can't hold is refused when it is read.
+                let Ok(config) = serde_json::from_value::<RunConfig>(changed) else { continue };
+                accepted += 1;
+                let text = serde_json::to_string_pretty(&config).unwrap();
+                let again: RunConfig = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{at} {extreme}: {e}"));
+                assert_eq!(again, config, "{at} = {extreme}");
+                assert_eq!(serde_json::to_string_pretty(&again).unwrap(), text, "{at} = {extreme}");
+            }
+        });
+        assert!(places >= 20 && accepted >= 4 * places, "{accepted} of {places} places");
+        for field in ["lr", "beta1", "beta2", "weight_decay", "clip"] {
+            let mut infinite = whole.clone();
+            infinite["settings"][field] = json!("inf");
+            assert!(serde_json::from_value::<RunConfig>(infinite).is_ok(), "{field}");
+        }
+    }
 }

@@ -49,7 +49,7 @@ impl Sample {
 
 /// A tape under a policy.
 pub fn options(policy: &NamedPolicy, seed: u64) -> TapeOptions {
-    TapeOptions { policy: Some(policy.rules.clone()), seed, ..TapeOptions::default() }
+    TapeOptions { policy: Some(policy.rules.clone()), seed: Some(seed), ..TapeOptions::default() }
 }
 
 impl Subject {

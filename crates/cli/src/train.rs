@@ -211,6 +211,7 @@ fn config(args: &TrainArgs, common: &Common, saved: Option<&RunConfig>, data: Da
             config
         }
     };
+    config.settings.check()?;
     if config.model.vocab < VOCAB {
         return Err(Failure::usage(format!(
             "--vocab {}: text is bytes, so training needs a vocabulary of at least {VOCAB}",

@@ -3,7 +3,7 @@
 use crate::error::{Failure, Result};
 use crate::policy::NamedPolicy;
 use retape::nn::data::{Batch, Batches, ByteText};
-use retape::nn::{AdamW, Gpt, GptConfig, LossScaler, Parameter, clip_grad_norm};
+use retape::nn::{AdamW, Gpt, GptConfig, LossScaler, Parameter, Random, clip_grad_norm};
 use retape::prelude::{AdamWConfig, DType, Device, Kind, Tape, TapeOptions, Tensor};
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
@@ -56,22 +56,46 @@ impl Batcher {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
     /// Learning rate after the warm-up.
+    #[serde(with = "retape::serde_float")]
     pub lr: f64,
     /// Steps over which it rises, linearly.
     pub warmup: u64,
     /// Decay of the first moment.
+    #[serde(with = "retape::serde_float")]
     pub beta1: f64,
     /// Decay of the second moment.
+    #[serde(with = "retape::serde_float")]
     pub beta2: f64,
     /// Decay of matrices and embeddings.
+    #[serde(with = "retape::serde_float")]
     pub weight_decay: f64,
     /// Bound of the gradient norm.
+    #[serde(with = "retape::serde_float")]
     pub clip: f64,
 }
 
 impl Default for Settings {
     fn default() -> Settings {
         Settings { lr: 1e-3, warmup: 10, beta1: 0.9, beta2: 0.95, weight_decay: 0.1, clip: 1.0 }
+    }
+}
+
+impl Settings {
+    /// Fails where a setting is out of its range, before anything is made or written.
+    pub fn check(&self) -> Result<()> {
+        if self.clip.is_nan() || self.clip <= 0.0 {
+            return Err(Failure::usage(format!(
+                "--clip {}: the bound of the gradient norm must be above 0; inf: no bound",
+                self.clip
+            )));
+        }
+        AdamW::decay_all(Vec::new(), self.adamw())?;
+        Ok(())
+    }
+
+    fn adamw(&self) -> AdamWConfig {
+        let Settings { lr, beta1, beta2, weight_decay, .. } = *self;
+        AdamWConfig { lr, beta1, beta2, eps: 1e-8, weight_decay }
     }
 }
 
@@ -86,10 +110,11 @@ pub struct Trainer {
     pub scaler: Option<LossScaler>,
     /// Steps done.
     pub done: u64,
+    /// The seed of each step's tape.
+    pub random: Random,
     parameters: Vec<Parameter>,
     batcher: Batcher,
     settings: Settings,
-    seed: u64,
 }
 
 /// What a training step was like.
@@ -113,17 +138,11 @@ const VALIDATION_BATCHES: usize = 32;
 impl Trainer {
     /// At step 0, with a fresh optimizer.
     pub fn new(model: Gpt, batcher: Batcher, settings: Settings, seed: u64) -> Result<Trainer> {
-        let Settings { lr, beta1, beta2, weight_decay, clip, .. } = settings;
-        if clip.is_nan() || clip <= 0.0 {
-            return Err(Failure::usage(format!(
-                "the bound of the gradient norm must be above 0, got {clip}; inf: no bound"
-            )));
-        }
         let parameters = model.parameters();
-        let config = AdamWConfig { lr, beta1, beta2, eps: 1e-8, weight_decay };
-        let optimizer = AdamW::decay_matrices(parameters.clone(), config)?;
+        let optimizer = AdamW::decay_matrices(parameters.clone(), settings.adamw())?;
         let scaler = (model.config().dtype == DType::F16).then(LossScaler::default);
-        Ok(Trainer { model, optimizer, scaler, done: 0, parameters, batcher, settings, seed })
+        let random = Random::new(seed);
+        Ok(Trainer { model, optimizer, scaler, done: 0, random, parameters, batcher, settings })
     }
 
     /// The parameters.
@@ -137,8 +156,7 @@ impl Trainer {
         let start = Instant::now();
         device.meter().reset_peak();
         let (tokens, targets) = self.batcher.tensors(&device, self.done)?;
-        // Its own seed for each step's dropout: an odd multiple of the golden ratio's bits apart.
-        let seed = self.seed ^ (self.done + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let seed = Some(self.random.next_seed());
         let options = TapeOptions { policy: Some(policy.rules.clone()), seed, ..TapeOptions::default() };
         let tape = Tape::with(&device, options);
         let loss = self.model.loss(&tape, &tokens, &targets)?;

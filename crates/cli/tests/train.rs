@@ -210,3 +210,60 @@ fn checkpoints_survive_kills() {
     let left: Vec<_> = fs::read_dir(&killed).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(left, [std::ffi::OsString::from(&name)], "nothing unfinished is left");
 }
+
+/// No bound of the gradients' norm is infinity, which JSON can't write as a number.
+#[test]
+fn a_run_without_clipping_resumes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (whole, halves) = (path(&dir, "whole"), path(&dir, "halves"));
+    train(&["--steps", "4", "--save", &whole, "--clip", "inf"]);
+    train(&["--steps", "2", "--save", &halves, "--clip", "inf"]);
+    stdout(&run(&["train", "--resume", &halves, "--save", &halves, "--steps", "2"]));
+    assert_same_files(&Path::new(&whole).join("step-4"), &Path::new(&halves).join("step-4"));
+    let config = fs::read_to_string(Path::new(&halves).join("step-4/config.json")).unwrap();
+    let config: Value = serde_json::from_str(&config).unwrap();
+    assert_eq!(config["settings"]["clip"], "inf");
+}
+
+/// Options at their extremes: refused before anything is written, or saved and read back.
+#[test]
+fn options_at_their_extremes_resume_or_are_refused() {
+    const NUMBERS: &[&str] = &["inf", "-inf", "nan", "1e-320", "0", "-1", "0.30000000000000004", "1e308"];
+    const WHOLES: &[&str] = &["0", "1", "9007199254740993", "18446744073709551615"];
+    let options = [
+        ("--lr", NUMBERS),
+        ("--beta1", NUMBERS),
+        ("--beta2", NUMBERS),
+        ("--weight-decay", NUMBERS),
+        ("--clip", NUMBERS),
+        ("--dropout", NUMBERS),
+        ("--warmup", WHOLES),
+        ("--seed", WHOLES),
+    ];
+    for (option, values) in options {
+        for value in values {
+            let dir = tempfile::tempdir().unwrap();
+            let save = path(&dir, "run");
+            let given = format!("{option}={value}");
+            let output = run_small(&["train", "--steps", "1", "--save", &save, &given]);
+            let message = String::from_utf8_lossy(&output.stderr).into_owned();
+            match output.status.code() {
+                Some(0) => drop(stdout(&run(&["train", "--resume", &save, "--steps", "1", "--lr", "0"]))),
+                // An update that isn't finite is found before it is saved.
+                Some(1) => assert!(message.contains("infinity or NaN"), "{given}: {message}"),
+                Some(2) => assert!(!Path::new(&save).exists(), "{given}: refused, and yet written to"),
+                other => panic!("{given}: {other:?} {message}"),
+            }
+            let refused = output.status.code() == Some(2);
+            assert_eq!(
+                refused,
+                *value == "nan"
+                    || ["-inf", "-1"].contains(value)
+                    || (*value == "inf" && option != "--clip")
+                    || (option == "--clip" && *value == "0")
+                    || (*value == "1e308" && ["--beta1", "--beta2", "--dropout"].contains(&option)),
+                "{given}: {message}"
+            );
+        }
+    }
+}

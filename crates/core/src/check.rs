@@ -1,7 +1,7 @@
 //! A gradient checker: backward against finite differences, in f64.
 
 use crate::kernel::RandomStream;
-use crate::tape::{Tape, Var};
+use crate::tape::{Tape, TapeOptions, Var};
 use crate::{DType, Device, Kind, Result, Tensor};
 
 /// What [`check_gradients`] found.
@@ -38,7 +38,7 @@ pub fn check_gradients(
     const STEP: f64 = 1e-4;
     let is_checked = |t: &Tensor| t.dtype() == DType::F64;
     let run = |inputs: &[Tensor]| -> Result<(Tape, Vec<Var>, Vec<Var>)> {
-        let tape = Tape::new(device);
+        let tape = Tape::with(device, TapeOptions { seed: Some(seed), ..TapeOptions::default() });
         let leaf = |t: &Tensor| if is_checked(t) { tape.leaf(t) } else { tape.constant(t) };
         let leaves: Vec<Var> = inputs.iter().map(leaf).collect::<Result<_>>()?;
         let outputs = f(&tape, &leaves)?;

@@ -184,6 +184,17 @@ pub enum Error {
         /// Why, and what to do instead.
         reason: String,
     },
+    /// A random op was asked for on a tape that has no seed.
+    #[error(
+        "{what} at `{path}` draws random numbers, and this tape has no seed; give it one: `Tape::with(&device, TapeOptions {{ \
+         seed: Some(seed), ..TapeOptions::default() }})`, another seed for each training step"
+    )]
+    Unseeded {
+        /// The op, or the rounding of an int8 store.
+        what: &'static str,
+        /// Where on the tape.
+        path: String,
+    },
     /// `Verify::Bits` found a replay that differs from what was dropped.
     #[error("replay of `{path}` ({op}) differs from the value dropped in forward, first at flat index {index}")]
     ReplayDiffers {
@@ -211,6 +222,9 @@ impl Error {
     pub(crate) fn of_value(mut self, value: &str, its_op: &'static str) -> Self {
         if let Error::NonFinite { path, op } | Error::MarkNotAllowed { path, op, .. } = &mut self {
             (*path, *op) = (value.into(), its_op);
+        }
+        if let Error::Unseeded { path, .. } = &mut self {
+            *path = value.into();
         }
         self
     }

@@ -15,6 +15,7 @@ mod meta;
 mod meter;
 pub mod ops;
 pub mod rng;
+pub mod serde_float;
 pub mod tape;
 mod tensor;
 mod timeline;

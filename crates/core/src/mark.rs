@@ -56,7 +56,8 @@ pub enum Rounding {
     /// To the nearest integer, ties to even.
     Nearest,
     /// Up with the probability of what would be cut off, else down: the stored value is the true one on average. Seeded by
-    /// the tape's seed and the value's number, so that equal tapes store equal bits.
+    /// the tape's seed and the value's number, so that equal tapes store equal bits. [`Error::Unseeded`](crate::Error) on a
+    /// tape without a seed.
     Stochastic,
 }
 

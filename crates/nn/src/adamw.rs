@@ -2,8 +2,12 @@
 //!
 //! p -= lr wd p; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; p -= lr (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps),
 //! where t counts the steps of that parameter (those in which it had a gradient).
+//!
+//! Steps are far smaller than what bf16 and f16 hold beside a weight, and each would be rounded away. So a parameter of 16
+//! bits has f32 moments and an f32 master copy, which the steps add up in; the parameter is the master, rounded
+//! (Micikevicius et al., "Mixed precision training", 2018).
 
-use crate::checkpoint::NamedTensor;
+use crate::checkpoint::{Cast, NamedTensor};
 use crate::{Error, Parameter, Result, checkpoint};
 pub use retape_core::kernel::AdamWConfig;
 use retape_core::{DType, Device, Gradients, Kernel, Kind, ParameterId, Tensor};
@@ -19,8 +23,8 @@ pub struct ParameterGroup {
     pub config: AdamWConfig,
 }
 
-/// The optimizer. Its state, two tensors of each parameter's shape, is counted as [`Kind::Optimizer`] and made when a
-/// parameter first has a gradient.
+/// The optimizer. Its state is counted as [`Kind::Optimizer`] and made when a parameter first has a gradient: two moments of
+/// its shape, and a master copy where it is bf16 or f16. The state of these is f32, else it has the parameter's dtype.
 #[derive(Debug)]
 pub struct AdamW {
     groups: Vec<ParameterGroup>,
@@ -31,7 +35,45 @@ pub struct AdamW {
 struct State {
     m: Tensor,
     v: Tensor,
+    /// The parameter before rounding, where it has 16 bits.
+    master: Option<Tensor>,
     step: u64,
+    /// [`Parameter::replacements`] when the master was last known to be the parameter's; none: not known.
+    replacements: Option<u64>,
+}
+
+impl State {
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        [&self.m, &self.v].into_iter().chain(&self.master)
+    }
+
+    fn new(p: &Tensor, replacements: u64) -> Result<State> {
+        let dtype = p.dtype().computed_in();
+        let zeros = || {
+            let tensor = Tensor::uninit(p.device(), p.shape(), dtype, Kind::Optimizer)?;
+            p.device().backend().run(&Kernel::Fill { value: 0.0, out: &tensor })?;
+            Ok::<Tensor, Error>(tensor)
+        };
+        let (m, v) = (zeros()?, zeros()?);
+        let master = if dtype == p.dtype() { None } else { Some(p.cast(dtype, Kind::Optimizer)?) };
+        Ok(State { m, v, master, step: 0, replacements: Some(replacements) })
+    }
+
+    /// A parameter that was set to other numbers since is followed. One that was set to what the master rounds to, as when
+    /// a run is loaded, is not: the master has the bits that the rounding dropped.
+    fn follow(&mut self, p: &Tensor, replacements: u64) -> Result<()> {
+        if self.replacements == Some(replacements) {
+            return Ok(());
+        }
+        if let Some(master) = &self.master {
+            let rounded = master.cast(p.dtype(), Kind::Workspace)?;
+            if p.device().computes() && rounded.to_bytes()? != p.to_bytes()? {
+                p.device().backend().run(&Kernel::Copy { x: p, out: master })?;
+            }
+        }
+        self.replacements = Some(replacements);
+        Ok(())
+    }
 }
 
 impl AdamW {
@@ -92,29 +134,43 @@ impl AdamW {
     /// A parameter is overwritten where nobody else holds its tensor, and replaced where somebody does (a living tape,
     /// a copy of the user's). All memory is taken before the first number changes: a step that fails for lack of it
     /// has changed nothing.
+    ///
+    /// # Errors
+    /// [`Error::Optimizer`], and nothing has changed, where a gradient isn't of its parameter's shape, dtype and device, or
+    /// where `grad_scale` isn't finite or no normal number of the arithmetic (f32, or f64 for f64 parameters). Whether
+    /// gradients are finite is not looked at: [`clip_grad_norm`](crate::clip_grad_norm) does that.
     pub fn step(&mut self, gradients: &Gradients, grad_scale: f64) -> Result<()> {
-        if !grad_scale.is_finite() {
-            return Err(Error::Optimizer { reason: format!("grad_scale must be finite, got {grad_scale}") });
+        let given: Vec<(&Parameter, AdamWConfig, &Tensor)> = (self.groups.iter())
+            .flat_map(|group| group.parameters.iter().map(|p| (p, group.config)))
+            .filter_map(|(p, config)| Some((p, config, gradients.parameter(p.id())?)))
+            .collect();
+        for (parameter, _, g) in &given {
+            check_gradient(parameter, g, grad_scale)?;
         }
-        let mut updates = Vec::new();
-        for group in &self.groups {
-            for parameter in &group.parameters {
-                let Some(g) = gradients.parameter(parameter.id()) else { continue };
-                let g = g.contiguous(Kind::Workspace)?;
-                parameter.with_unique(|p| {
-                    if let std::collections::hash_map::Entry::Vacant(entry) = self.state.entry(parameter.id()) {
-                        entry.insert(State { m: zeros(p)?, v: zeros(p)?, step: 0 });
-                    }
-                    Ok(())
-                })?;
-                updates.push((parameter, &group.config, g));
-            }
+        let (mut updates, mut made) = (Vec::new(), HashMap::new());
+        for (parameter, config, g) in given {
+            let (id, replacements) = (parameter.id(), parameter.replacements());
+            let g = g.contiguous(Kind::Workspace)?;
+            parameter.with_unique(|p| {
+                match self.state.get_mut(&id) {
+                    Some(state) => state.follow(p, replacements)?,
+                    None => drop(made.insert(id, State::new(p, replacements)?)),
+                }
+                Ok(())
+            })?;
+            updates.push((parameter, config, g));
         }
-        for (parameter, &config, g) in updates {
+        self.state.extend(made);
+        for (parameter, config, g) in updates {
             let state = self.state.get_mut(&parameter.id()).expect("made above");
             let (m, v, step) = (&state.m, &state.v, state.step + 1);
             parameter.with_unique(|p| {
-                Ok(p.device().backend().run(&Kernel::AdamW { p, g: &g, m, v, step, config, grad_scale })?)
+                let (backend, sum) = (p.device().backend(), state.master.as_ref().unwrap_or(p));
+                backend.run(&Kernel::AdamW { p: sum, g: &g, m, v, step, config, grad_scale })?;
+                if let Some(master) = &state.master {
+                    backend.run(&Kernel::Copy { x: master, out: p })?;
+                }
+                Ok(())
             })?;
             state.step = step;
         }
@@ -123,16 +179,16 @@ impl AdamW {
 
     /// Bytes of the state.
     pub fn state_bytes(&self) -> usize {
-        self.state.values().map(|s| s.m.storage_bytes() + s.v.storage_bytes()).sum()
+        self.state.values().flat_map(State::tensors).map(Tensor::storage_bytes).sum()
     }
 
-    /// The state by name, in the order of the groups: for a parameter `w` that has been updated `w.m`, `w.v` and
-    /// `w.step` (i64, a scalar). Errors on the meta device, which has no numbers to save.
+    /// The state by name, in the order of the groups: for a parameter `w` that has been updated `w.m`, `w.v`, `w.master`
+    /// where it has 16 bits, and `w.step` (i64, a scalar). Errors on the meta device, which has no numbers to save.
     pub fn state(&self) -> Result<Vec<NamedTensor>> {
         let mut all = Vec::new();
         for (parameter, state) in self.parameters().filter_map(|p| Some((p, self.state.get(&p.id())?))) {
             let step = Tensor::from_slice(&parameter.device(), &[], &[state.step as i64])?;
-            let tensors = [state.m.clone(), state.v.clone(), step];
+            let tensors = state.tensors().cloned().chain([step]);
             let named = AdamW::state_names(parameter).into_iter().zip(tensors);
             all.extend(named.map(|(name, tensor)| NamedTensor { name, tensor }));
         }
@@ -144,8 +200,9 @@ impl AdamW {
         checkpoint::save(path, &self.state()?, &[])
     }
 
-    /// Replaces the state by a file's. All of it is checked before any of it changes: a parameter has all three of its
-    /// tensors in the file or none, and no other tensor is there.
+    /// Replaces the state by a file's. All of it is checked before any of it changes: a parameter has all of its tensors in
+    /// the file or none, and no other tensor is there. Then one tensor after the other is read; where that fails (a disk, a
+    /// limit of memory) the state is a part of the file's.
     pub fn load(&mut self, path: &Path) -> Result<()> {
         let file = checkpoint::open(path)?;
         let known: HashSet<String> = self.parameters().flat_map(AdamW::state_names).collect();
@@ -154,24 +211,33 @@ impl AdamW {
     }
 
     pub(crate) fn load_from(&mut self, file: &checkpoint::File) -> Result<()> {
-        let mut state = HashMap::new();
+        checkpoint::distinct(self.parameters())?;
+        let mut found = Vec::new();
         for parameter in self.parameters() {
-            let names = AdamW::state_names(parameter);
+            let mut names = AdamW::state_names(parameter);
             if names.iter().any(|name| file.contains(name)) {
-                let (device, shape, dtype) = (parameter.device(), parameter.shape(), parameter.dtype());
-                let read = |name: &str| file.tensor(name, &device, &shape, dtype, false, Kind::Optimizer);
-                let (m, v) = (read(&names[0])?, read(&names[1])?);
-                let step = read_step(file, &names[2], &device)?;
-                state.insert(parameter.id(), State { m, v, step });
+                let step = names.pop().expect("the step comes last");
+                for name in &names {
+                    file.check(name, &parameter.shape(), parameter.dtype().computed_in(), Cast::Refuse)?;
+                }
+                found.push((parameter.clone(), names, read_step(file, &step, &parameter.device())?));
             }
         }
-        self.state = state;
+        self.state.clear();
+        for (parameter, names, step) in found {
+            let (device, shape, dtype) = (parameter.device(), parameter.shape(), parameter.dtype().computed_in());
+            let read = |name: &String| file.tensor(name, &device, &shape, dtype, Cast::Refuse, Kind::Optimizer);
+            let (m, v, master) = (read(&names[0])?, read(&names[1])?, names.get(2).map(read).transpose()?);
+            self.state.insert(parameter.id(), State { m, v, master, step, replacements: None });
+        }
         Ok(())
     }
 
-    /// Names of the state of a parameter in a file.
-    pub(crate) fn state_names(parameter: &Parameter) -> [String; 3] {
-        ["m", "v", "step"].map(|part| format!("{}.{part}", parameter.name()))
+    /// Names of the state of a parameter in a file, the step last.
+    pub(crate) fn state_names(parameter: &Parameter) -> Vec<String> {
+        let has_master = parameter.dtype().computed_in() != parameter.dtype();
+        let parts: &[&str] = if has_master { &["m", "v", "master", "step"] } else { &["m", "v", "step"] };
+        parts.iter().map(|part| format!("{}.{part}", parameter.name())).collect()
     }
 
     fn parameters(&self) -> impl Iterator<Item = &Parameter> {
@@ -180,7 +246,7 @@ impl AdamW {
 }
 
 fn read_step(file: &checkpoint::File, name: &str, device: &Device) -> Result<u64> {
-    let tensor = file.tensor(name, device, &[], DType::I64, false, Kind::Workspace)?;
+    let tensor = file.tensor(name, device, &[], DType::I64, Cast::Refuse, Kind::Workspace)?;
     if !device.computes() {
         return Ok(0);
     }
@@ -188,10 +254,32 @@ fn read_step(file: &checkpoint::File, name: &str, device: &Device) -> Result<u64
     u64::try_from(step).map_err(|_| Error::Optimizer { reason: format!("`{name}` is {step}, it must count steps") })
 }
 
-fn zeros(like: &Tensor) -> Result<Tensor> {
-    let tensor = Tensor::uninit(like.device(), like.shape(), like.dtype(), Kind::Optimizer)?;
-    like.device().backend().run(&Kernel::Fill { value: 0.0, out: &tensor })?;
-    Ok(tensor)
+fn check_gradient(parameter: &Parameter, g: &Tensor, grad_scale: f64) -> Result<()> {
+    let p = parameter.tensor();
+    let name = parameter.name();
+    if (g.shape(), g.dtype(), g.device()) != (p.shape(), p.dtype(), p.device()) {
+        let of = |t: &Tensor| format!("{}{:?} on {}", t.dtype(), t.shape(), t.device().name());
+        let reason = format!(
+            "the gradient of `{name}` is {}, the parameter is {}; a gradient has its parameter's shape, dtype and device",
+            of(g),
+            of(&p)
+        );
+        return Err(Error::Optimizer { reason });
+    }
+    let holds = match p.dtype().computed_in() {
+        DType::F64 => f64::MIN_POSITIVE..=f64::MAX,
+        _ => f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX),
+    };
+    if grad_scale != 0.0 && !holds.contains(&grad_scale.abs()) {
+        let (low, high) = (holds.start(), holds.end());
+        let reason = format!(
+            "grad_scale is {grad_scale:e}; for `{name}` ({}) it must be 0 or {low:e} to {high:e}, or the product with the \
+             gradient is wrong",
+            p.dtype()
+        );
+        return Err(Error::Optimizer { reason });
+    }
+    Ok(())
 }
 
 fn check(config: &AdamWConfig) -> Result<()> {

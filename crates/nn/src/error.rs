@@ -45,14 +45,15 @@ pub enum Error {
         /// What is wrong and what would be right.
         reason: String,
     },
-    /// The gradients hold an infinity or a NaN.
+    /// The gradients hold an infinity or a NaN, or their norm is beyond f64.
     #[error(
-        "the gradient norm is {norm}: a gradient holds an infinity or NaN (first in `{parameter}`); nothing was updated"
+        "the gradient norm is {norm}: a gradient holds an infinity or NaN (first in `{parameter}`), or all are too large \
+         for f64 together; nothing was updated"
     )]
     NonFiniteNorm {
         /// The norm.
         norm: f64,
-        /// The first parameter whose gradient isn't finite.
+        /// The first parameter whose gradient makes it so.
         parameter: String,
     },
     /// A file can't be read, written or renamed.
@@ -98,6 +99,16 @@ pub enum Error {
         path: PathBuf,
         /// What the parser said.
         reason: String,
+    },
+    /// Two different parameters or tensors that are to be saved or loaded have one name.
+    #[error("there are two `{name}`, {first} and {second}; a file has one tensor of a name: rename one")]
+    DuplicateName {
+        /// The name.
+        name: String,
+        /// Dtype and shape of the first.
+        first: String,
+        /// Dtype and shape of the second.
+        second: String,
     },
     /// A checkpoint lacks a tensor.
     #[error("{} has no tensor `{name}`{}", path.display(), others(*more))]

@@ -25,6 +25,7 @@ mod linear;
 mod loss_scaler;
 mod mlp;
 mod parameter;
+mod random;
 
 pub use adamw::{AdamW, AdamWConfig, ParameterGroup};
 pub use attention::CausalSelfAttention;
@@ -40,3 +41,4 @@ pub use linear::Linear;
 pub use loss_scaler::LossScaler;
 pub use mlp::Mlp;
 pub use parameter::Parameter;
+pub use random::Random;

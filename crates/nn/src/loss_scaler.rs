@@ -59,7 +59,7 @@ impl LossScaler {
                 optimizer.step(gradients, clip.scale / self.scale)?;
                 let norm = clip.norm / self.scale;
                 self.good += 1;
-                if self.good == LossScaler::INTERVAL {
+                if self.good >= LossScaler::INTERVAL {
                     *self = LossScaler { scale: (2.0 * self.scale).min(LossScaler::MAX), good: 0 };
                 }
                 Ok(Some(Clip { norm, scale: clip.scale }))

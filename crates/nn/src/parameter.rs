@@ -2,7 +2,7 @@
 
 use crate::{Error, Result};
 use retape_core::{DType, Device, Kind, Mark, ParameterId, Tape, Tensor, Var};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A parameter: a shared cell with a tensor. Clones share the cell, so a tied weight is one parameter in two layers,
@@ -15,9 +15,11 @@ pub struct Parameter(Arc<Cell>);
 
 #[derive(Debug)]
 struct Cell {
+    id: ParameterId,
     name: String,
     tensor: RwLock<Tensor>,
     requires_grad: AtomicBool,
+    replacements: AtomicU64,
 }
 
 impl Parameter {
@@ -25,8 +27,13 @@ impl Parameter {
     /// its storage must be its own to be counted and updated.
     pub fn new(name: impl Into<String>, tensor: Tensor) -> Result<Parameter> {
         let tensor = own(tensor)?;
-        let cell = Cell { name: name.into(), tensor: RwLock::new(tensor), requires_grad: AtomicBool::new(true) };
-        Ok(Parameter(Arc::new(cell)))
+        Ok(Parameter(Arc::new(Cell {
+            id: ParameterId::unique(),
+            name: name.into(),
+            tensor: RwLock::new(tensor),
+            requires_grad: AtomicBool::new(true),
+            replacements: AtomicU64::new(0),
+        })))
     }
 
     /// The name, as in a checkpoint.
@@ -34,9 +41,9 @@ impl Parameter {
         &self.0.name
     }
 
-    /// What tapes and gradients know it by: the address of its cell.
+    /// What tapes and gradients know it by; no other parameter of this process ever has it.
     pub fn id(&self) -> ParameterId {
-        ParameterId(Arc::as_ptr(&self.0) as usize)
+        self.0.id
     }
 
     /// The tensor as it is now. While it is held, an update makes a copy.
@@ -121,7 +128,13 @@ impl Parameter {
             });
         }
         *current = own(tensor)?;
+        self.0.replacements.fetch_add(1, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// How often [`set`](Parameter::set) has replaced the tensor.
+    pub(crate) fn replacements(&self) -> u64 {
+        self.0.replacements.load(Ordering::Relaxed)
     }
 
     /// Calls `write` with the tensor, which nobody else holds: what `write` overwrites is seen by this parameter only.

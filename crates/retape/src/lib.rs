@@ -41,6 +41,6 @@ pub mod prelude {
         DType, Device, Gradients, Int8Spec, Kind, Ledger, Mark, Policy, Tape, TapeOptions, Tensor, Var, Verify,
         checkpoint,
     };
-    pub use retape_nn::{AdamW, AdamWConfig, AttentionForm, Gpt, GptConfig, Parameter};
+    pub use retape_nn::{AdamW, AdamWConfig, AttentionForm, Gpt, GptConfig, Parameter, Random};
     pub use retape_policy::{Context, Rule, RuleSet};
 }

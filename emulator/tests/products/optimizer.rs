@@ -2,7 +2,8 @@
 
 use crate::both::{Lie, both, epsilon, numbers};
 use retape_core::kernel::AdamWConfig;
-use retape_core::{DType, Kernel};
+use retape_core::{DType, Device, Kernel, Kind, Tape, Tensor};
+use retape_nn::{AdamW, Parameter};
 
 #[test]
 fn adamw() {
@@ -42,6 +43,57 @@ fn adamw() {
                     );
                 }
             }
+        }
+    }
+}
+
+/// A parameter of 16 bits is the rounding of an f32 master on both devices, so that small steps add up.
+#[test]
+fn small_steps_add_up_in_sixteen_bits() {
+    let both = both();
+    let config = AdamWConfig { lr: 6e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.01 };
+    for dtype in [DType::BF16, DType::F16] {
+        let run = |device: &Device| {
+            // From 1.0 as in a run, with a gradient of each size.
+            let w = Parameter::new("w", Tensor::full(device, &[37], dtype, 1.0).unwrap()).unwrap();
+            let sizes: Vec<f64> = (0..37).map(|i| 2f64.powi(i % 11 - 8)).collect();
+            let g = Tensor::from_slice(device, &[37], &sizes).unwrap().cast(dtype, Kind::Input).unwrap();
+            let mut optimizer = AdamW::decay_all(vec![w.clone()], config).unwrap();
+            for _ in 0..100 {
+                let tape = Tape::new(device);
+                let y = w.var(&tape).unwrap().scale(1.0).unwrap();
+                optimizer.step(&tape.backward_from(&[(&y, &g)], false).unwrap(), 1.0).unwrap();
+            }
+            assert_eq!(device.meter().live_of(Kind::Optimizer), 37 * 12);
+            let state = optimizer.state().unwrap();
+            let master = state.iter().find(|s| s.name == "w.master").unwrap().tensor.clone();
+            let rounded = master.cast(dtype, Kind::Input).unwrap();
+            assert_eq!(rounded.to_bytes().unwrap(), w.tensor().to_bytes().unwrap());
+            master.to_f64_vec().unwrap()
+        };
+        let [cuda, cpu] = [&both.cuda, &both.cpu].map(run);
+        for (a, b) in cuda.iter().zip(&cpu) {
+            // A constant gradient moves a parameter by lr a step.
+            assert!((a - b).abs() < 1e-5 && (a - 0.396).abs() < 5e-3, "{dtype}: {a} and {b}");
+        }
+    }
+}
+
+/// Operands that don't belong together are refused, on the host, before anything is launched.
+#[test]
+fn adamw_checks_its_operands() {
+    let both = both();
+    let config = AdamWConfig { lr: 0.01, beta1: 0.9, beta2: 0.99, eps: 1e-6, weight_decay: 0.1 };
+    let t = |shape: &[usize], dtype| Tensor::full(&both.cuda, shape, dtype, 1.0).unwrap();
+    let p = t(&[4], DType::F32);
+    for wrong in [t(&[8], DType::F32), t(&[4], DType::F64), t(&[4], DType::I64)] {
+        for place in 0..3 {
+            let mut others = [&p; 3];
+            others[place] = &wrong;
+            let [g, m, v] = others;
+            let kernel = Kernel::AdamW { p: &p, g, m, v, step: 1, config, grad_scale: 1.0 };
+            let error = both.cuda.backend().run(&kernel).unwrap_err().to_string();
+            assert!(error.contains("adamw"), "{error}");
         }
     }
 }

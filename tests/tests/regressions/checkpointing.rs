@@ -47,7 +47,7 @@ type GradientBytes = Vec<Vec<Vec<u8>>>;
 fn step(model: &Gpt, device: &Device, options: TapeOptions, passes: usize) -> Result<(GradientBytes, Vec<u8>, Tape)> {
     let batch = ByteText::moby_dick().batches(model.config().seq, model.config().batch, 1).unwrap().batch(0);
     let (tokens, targets) = batch.tensors(device).unwrap();
-    let tape = Tape::with(device, options);
+    let tape = Tape::with(device, TapeOptions { seed: options.seed.or(Some(1)), ..options });
     let loss = model.loss(&tape, &tokens, &targets).unwrap();
     let loss_bytes = loss.tensor()?.to_bytes()?;
     let mut all = Vec::new();
@@ -90,7 +90,7 @@ fn c02_c03_dropout_is_the_same_under_every_preset() {
     for attention in [AttentionForm::Flash, AttentionForm::Explicit] {
         let model = Gpt::new(&device, &GptConfig { attention, ..config() }, 1).unwrap();
         let options =
-            |name| TapeOptions { policy: policy(name), seed: 9, verify: Verify::Bits, ..TapeOptions::default() };
+            |name| TapeOptions { policy: policy(name), seed: Some(9), verify: Verify::Bits, ..TapeOptions::default() };
         let (plain, loss, tape) = step(&model, &device, options("none"), 1).unwrap();
         let counter = tape.random_counter();
         assert!(counter > 0);
@@ -113,7 +113,8 @@ fn c05_the_dry_run_ends_at_zero() {
             let (tokens, targets) = batch.tensors(device).unwrap();
             let base = device.meter().live();
             device.meter().reset_peak();
-            let tape = Tape::with(device, TapeOptions { policy: policy(known.name), ..TapeOptions::default() });
+            let tape =
+                Tape::with(device, TapeOptions { policy: policy(known.name), seed: Some(1), ..TapeOptions::default() });
             let loss = model.loss(&tape, &tokens, &targets).unwrap();
             drop(tape.backward(&loss).unwrap());
             let peak = device.meter().step_peak();
@@ -139,7 +140,7 @@ fn c07_integers_are_kept_exactly() {
     }
     // A rule that covers one is lint, and changes nothing.
     let everything: Rc<dyn Policy> = Rc::new(RuleSet::new([Rule::new("**", Mark::Recompute).unwrap()]));
-    let tape = Tape::with(&device, TapeOptions { policy: Some(everything), ..TapeOptions::default() });
+    let tape = Tape::with(&device, TapeOptions { policy: Some(everything), seed: Some(1), ..TapeOptions::default() });
     let table = tape.leaf(&random(&device, &[9, 4], 1, DType::F32)).unwrap();
     let position = tape.constant(&random(&device, &[3], 2, DType::F32)).unwrap();
     let ids = position.abs().unwrap().scale(5.0).unwrap().cast(DType::I64).unwrap();
@@ -158,7 +159,7 @@ fn c09_memory_comes_back() {
     let model = Gpt::new(&device, &config(), 1).unwrap();
     let base = device.meter().live();
     for known in PRESETS {
-        let options = || TapeOptions { policy: policy(known.name), ..TapeOptions::default() };
+        let options = || TapeOptions { policy: policy(known.name), seed: Some(1), ..TapeOptions::default() };
         drop(step(&model, &device, options(), 2).unwrap());
         assert_eq!(device.meter().live(), base, "{} after backward", known.name);
         let batch = ByteText::moby_dick().batches(16, 2, 1).unwrap().batch(0);
@@ -196,7 +197,7 @@ fn c10_parameters_of_a_segment_without_input_gradient() {
 fn c11_an_update_doesn_t_reach_a_living_tape() {
     let device = cpu();
     for name in ["none", "full_per_layer", "int8_all"] {
-        let options = || TapeOptions { policy: policy(name), ..TapeOptions::default() };
+        let options = || TapeOptions { policy: policy(name), seed: Some(1), ..TapeOptions::default() };
         let model = Gpt::new(&device, &config(), 1).unwrap();
         let (expected, ..) = step(&model, &device, options(), 1).unwrap();
         let batch = ByteText::moby_dick().batches(16, 2, 1).unwrap().batch(0);
@@ -221,7 +222,8 @@ fn c12_a_second_pass_has_the_same_bits() {
     let device = cpu();
     let model = Gpt::new(&device, &config(), 1).unwrap();
     for known in PRESETS {
-        let options = TapeOptions { policy: policy(known.name), verify: Verify::Bits, ..TapeOptions::default() };
+        let options =
+            TapeOptions { policy: policy(known.name), seed: Some(1), verify: Verify::Bits, ..TapeOptions::default() };
         let (passes, ..) = step(&model, &device, options, 3).unwrap();
         assert!(passes.iter().all(|p| *p == passes[0]), "{}", known.name);
     }
@@ -265,7 +267,7 @@ fn c15_marks_that_save_nothing_are_lint() {
     let lint = |policy: Option<Rc<dyn Policy>>| {
         let batch = ByteText::moby_dick().batches(16, 2, 1).unwrap().batch(0);
         let (tokens, targets) = batch.tensors(&device).unwrap();
-        let tape = Tape::with(&device, TapeOptions { policy, ..TapeOptions::default() });
+        let tape = Tape::with(&device, TapeOptions { policy, seed: Some(1), ..TapeOptions::default() });
         let _loss = model.loss(&tape, &tokens, &targets).unwrap();
         tape.ledger().unwrap().lint
     };
@@ -306,7 +308,7 @@ fn c17_keep_everything_is_no_policy() {
             let batch = ByteText::moby_dick().batches(16, 2, 1).unwrap().batch(0);
             let (tokens, targets) = batch.tensors(&device).unwrap();
             device.meter().reset_peak();
-            let tape = Tape::with(&device, TapeOptions { policy, ..TapeOptions::default() });
+            let tape = Tape::with(&device, TapeOptions { policy, seed: Some(1), ..TapeOptions::default() });
             let loss = model.loss(&tape, &tokens, &targets).unwrap();
             let forward = (tape.saved_bytes(), device.meter().step_peak());
             tape.backward(&loss).unwrap();
@@ -394,7 +396,10 @@ fn c23_bytes_are_asserted() {
     for _ in 0..3 {
         let batch = ByteText::moby_dick().batches(16, 2, 1).unwrap().batch(0);
         let (tokens, targets) = batch.tensors(&device).unwrap();
-        let tape = Tape::with(&device, TapeOptions { policy: policy("full_per_layer"), ..TapeOptions::default() });
+        let tape = Tape::with(
+            &device,
+            TapeOptions { policy: policy("full_per_layer"), seed: Some(1), ..TapeOptions::default() },
+        );
         let _loss = model.loss(&tape, &tokens, &targets).unwrap();
         // The blocks' inputs and the last output; mean and rstd of seven norms and the log-sum-exps of attention (2 heads) and
         // of the loss; the head's input and the logits.

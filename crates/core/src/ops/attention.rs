@@ -305,7 +305,7 @@ impl AttentionOptions {
 }
 
 /// What attention without dropout draws from.
-const NO_STREAM: RandomStream = RandomStream { seed: 0, counter: 0 };
+pub(super) const NO_STREAM: RandomStream = RandomStream { seed: 0, counter: 0 };
 
 impl Var {
     /// Attention to `others` (k, v and perhaps a mask), with the tape's next stream where it drops.

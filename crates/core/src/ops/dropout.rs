@@ -2,6 +2,7 @@
 //! The mask is a pure function of (seed, counter, index), see [`crate::rng`]: backward and a replay draw it again, so
 //! nothing is saved and a replay drops the same elements.
 
+use super::attention::NO_STREAM;
 use super::*;
 use crate::kernel::RandomStream;
 use crate::tape::Var;
@@ -66,10 +67,16 @@ impl Rule for Dropout {
 }
 
 impl Var {
-    /// Drops each element with probability `p` and divides the others by 1 - p. Takes the tape's next random counter.
-    /// Backward reads nothing.
+    /// Drops each element with probability `p` and divides the others by 1 - p. With `p` above 0 it takes the tape's next
+    /// random counter. Backward reads nothing.
+    ///
+    /// # Errors
+    /// [`Error::Unseeded`](crate::Error::Unseeded) where the tape has no seed and `p` isn't 0.
     pub fn dropout(&self, p: f64) -> Result<Var> {
         check_probability(p).map_err(|reason| self.invalid("dropout", reason))?;
+        if p == 0.0 {
+            return self.apply(Dropout { p, stream: NO_STREAM }, &[]);
+        }
         self.apply_random(|stream| Dropout { p, stream }, &[])
     }
 }

@@ -202,7 +202,8 @@ pub(crate) struct Graph {
     pub consumed: bool,
     /// An error of a settling in `Drop`, returned by the next call.
     pub parked: Option<Error>,
-    pub parameters: HashMap<ParameterId, ValueKey>,
+    /// The latest leaf of each parameter, which may be gone, and what every leaf of it is like.
+    pub parameters: HashMap<ParameterId, (ValueKey, Spec)>,
     /// Values behind an int8 one, whose fingerprint is that of their first replay.
     pub audited_behind_int8: HashSet<ValueKey>,
     pub rule_uses: Vec<u64>,
@@ -282,8 +283,9 @@ impl Graph {
     }
 
     /// What decides how a value's int8 is rounded: another stream than any op's, whose counters count from 0.
-    pub fn rounding_stream(&self, value: ValueKey) -> RandomStream {
-        RandomStream { seed: self.options.seed, counter: 1 << 63 | self.values[value].id }
+    pub fn rounding_stream(&self, value: ValueKey) -> Option<RandomStream> {
+        let seed = self.options.seed?;
+        Some(RandomStream { seed, counter: 1 << 63 | self.values[value].id })
     }
 
     /// What a policy is told of a value, under this path.

@@ -24,16 +24,28 @@ use std::cell::{Cell, RefCell, RefMut};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 pub use trace::{DryRun, Trace, TraceNode, TraceValue};
 use trace::{Event, LeafSource};
 pub use var::{Gradients, Var};
 
-/// Names one parameter across tapes, so that however often a tape is asked for it, there is one leaf. Any number that is
-/// unique among the parameters in use will do, such as the address of the parameter's cell.
+/// A number that this process gives out once. An address won't do: it comes back when its owner is dropped.
+fn unique() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Names one parameter across tapes, so that however often a tape is asked for it, there is one leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ParameterId(pub usize);
+pub struct ParameterId(u64);
+
+impl ParameterId {
+    /// An id that no other parameter of this process has or will have, also after this one is dropped.
+    pub fn unique() -> ParameterId {
+        ParameterId(unique())
+    }
+}
 
 /// Whether replays are checked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -63,8 +75,9 @@ pub enum NonFinite {
 pub struct TapeOptions {
     /// Decides marks where neither the value nor a scope does.
     pub policy: Option<Rc<dyn Policy>>,
-    /// Seed of every random op.
-    pub seed: u64,
+    /// Seed of every random op. Each training step needs another one, or dropout repeats its mask. Without a seed, random
+    /// ops are [`Error::Unseeded`]; the meta device draws no numbers and needs none.
+    pub seed: Option<u64>,
     /// Whether replays are checked.
     pub verify: Verify,
     /// What an int8 store does with non-finite values.
@@ -118,9 +131,10 @@ pub struct Stats {
 }
 
 struct Shared {
-    identity: Arc<()>,
+    /// Unique for the process: another tape numbers its values alike.
+    id: u64,
     device: Device,
-    seed: u64,
+    seed: Option<u64>,
     graph: RefCell<Graph>,
     /// Handles that came while the graph was borrowed.
     cloned: RefCell<Vec<ValueKey>>,
@@ -154,15 +168,18 @@ impl fmt::Debug for Tape {
 }
 
 impl Tape {
-    /// A tape without a policy: everything that backward reads is kept.
+    /// A tape without a policy: everything that backward reads is kept. It has no seed, so it refuses random ops.
     pub fn new(device: &Device) -> Tape {
         Tape::with(device, TapeOptions::default())
     }
 
     /// A tape with options.
-    pub fn with(device: &Device, options: TapeOptions) -> Tape {
+    pub fn with(device: &Device, mut options: TapeOptions) -> Tape {
+        if !device.computes() {
+            options.seed = options.seed.or(Some(0));
+        }
         Tape(Rc::new(Shared {
-            identity: Arc::default(),
+            id: unique(),
             device: device.clone(),
             seed: options.seed,
             clock: KernelClock::new(options.profile),
@@ -220,15 +237,26 @@ impl Tape {
     }
 
     /// The leaf of a parameter: one per id, however often it is asked for, so that the gradients of all its uses add up.
+    ///
+    /// # Errors
+    /// [`Error::InvalidTensor`] where this id had another shape or dtype on this tape, [`Error::DeviceMismatch`] where the
+    /// tensor is on another device.
     pub fn parameter(&self, id: ParameterId, tensor: &Tensor, requires_grad: bool) -> Result<Var> {
         let mut graph = self.try_graph("parameter")?;
         graph.check("parameter", None)?;
         same_device("parameter", tensor.device(), &graph.device)?;
-        if let Some(&key) = graph.parameters.get(&id)
-            && graph.reopen_leaf(key, tensor, requires_grad)
-        {
-            drop(graph);
-            return Ok(Var { tape: self.clone(), key });
+        if let Some((key, spec)) = graph.parameters.get(&id).cloned() {
+            let asked = Spec::of(tensor);
+            if asked != spec {
+                return Err(Error::tensor(
+                    "parameter",
+                    format!("{id:?} is {spec} on this tape, and {asked} now; give each parameter an id of its own"),
+                ));
+            }
+            if graph.reopen_leaf(key, tensor, requires_grad) {
+                drop(graph);
+                return Ok(Var { tape: self.clone(), key });
+            }
         }
         drop(graph);
         self.add_leaf(tensor, requires_grad, Some(id))
@@ -249,7 +277,7 @@ impl Tape {
         let keys = graph.insert_leaf(name, tensor.clone(), requires_grad, parameter);
         graph.tell(|_| Event::Leaf { source: LeafSource::Held(tensor.clone()), requires_grad, parameter });
         if let Some(id) = parameter {
-            graph.parameters.insert(id, keys[0]);
+            graph.parameters.insert(id, (keys[0], Spec::of(tensor)));
         }
         Ok(Var { tape: self.clone(), key: keys[0] })
     }
@@ -281,15 +309,7 @@ impl Tape {
         }
     }
 
-    /// The next stream of random numbers: each random op takes one and keeps it, so that its replay is exact. An op that
-    /// fails gives back the one it has taken, see [`apply_random`](Var::apply_random).
-    pub fn next_stream(&self) -> RandomStream {
-        let counter = self.0.random_counter.get();
-        self.0.random_counter.set(counter + 1);
-        RandomStream { seed: self.0.seed, counter }
-    }
-
-    /// How many streams random ops have taken.
+    /// How many streams random ops have taken, see [`apply_random`](Var::apply_random).
     pub fn random_counter(&self) -> u64 {
         self.0.random_counter.get()
     }
@@ -484,15 +504,16 @@ impl Tape {
     }
 }
 
+const STOCHASTIC: &str = "int8 with stochastic rounding";
 const EMPTY_GROUP: &str = "a group needs at least 1 element; 64 is usual";
 
 fn allocate(exec: &Exec<'_>, promised: &Outputs) -> Result<SmallVec<[Tensor; 1]>> {
     promised.iter().map(|o| exec.empty_like(&o.spec)).collect()
 }
 
-/// Stores a tensor as int8; `stream` is for stochastic rounding. Fails where a group isn't finite, or has no elements; the
-/// caller names the value.
-fn quantize(exec: &Exec<'_>, tensor: &Tensor, int8: Int8Spec, stream: RandomStream) -> Result<Quantized> {
+/// Stores a tensor as int8; `stream` is for stochastic rounding. Fails where a group isn't finite, or has no elements, or
+/// where the tape has no seed to round with; the caller names the value.
+fn quantize(exec: &Exec<'_>, tensor: &Tensor, int8: Int8Spec, stream: Option<RandomStream>) -> Result<Quantized> {
     let group = int8.group;
     if group == 0 {
         let reason = EMPTY_GROUP.into();
@@ -506,7 +527,7 @@ fn quantize(exec: &Exec<'_>, tensor: &Tensor, int8: Int8Spec, stream: RandomStre
     }
     let rounding = match int8.rounding {
         Rounding::Nearest => None,
-        Rounding::Stochastic => Some(stream),
+        Rounding::Stochastic => Some(stream.ok_or_else(|| Error::Unseeded { what: STOCHASTIC, path: String::new() })?),
     };
     let q = exec.empty(&spec.shape, DType::U8)?;
     let scales = exec.empty(&scales, DType::F32)?;

@@ -343,7 +343,7 @@ impl<'a> Pass<'a> {
             self.add_grad(v.key, g)?;
         }
         let order = self.tape.graph().in_recording_order();
-        let mut gradients = Gradients { identity: self.tape.0.identity.clone(), ..Gradients::default() };
+        let mut gradients = Gradients { tape: self.tape.0.id, ..Gradients::default() };
         for key in order.into_iter().rev() {
             if !self.nodes[key].reachable {
                 continue;

@@ -25,10 +25,10 @@ impl Graph {
         self.count_handle(value, 1);
     }
 
-    /// A new handle on a leaf of this tensor; false where the leaf is of another one (a parameter that was updated since,
-    /// another view of it, frozen or not).
+    /// A new handle on a leaf of this tensor; false where the leaf is gone or of another one (a parameter that was updated
+    /// since, another view of it, frozen or not).
     pub fn reopen_leaf(&mut self, leaf: ValueKey, tensor: &Tensor, requires_grad: bool) -> bool {
-        let v = &mut self.values[leaf];
+        let Some(v) = self.values.get_mut(leaf) else { return false };
         let same = match (&v.live, &v.stored) {
             (Some(own), _) | (None, Stored::Full(own)) => {
                 own.shares_storage(tensor) && own.layout() == tensor.layout() && own.dtype() == tensor.dtype()
@@ -227,7 +227,7 @@ impl Graph {
             if node.users > 0 {
                 continue;
             }
-            let (inputs, outputs, parameter) = (node.inputs.clone(), node.outputs.clone(), node.parameter);
+            let (inputs, outputs) = (node.inputs.clone(), node.outputs.clone());
             let roots: Vec<ValueKey> = node.saved().iter().map(|&v| self.root(v)).collect();
             for &root in &roots {
                 self.values[root].reads -= 1;
@@ -247,11 +247,6 @@ impl Graph {
                 self.values.remove(output);
             }
             self.nodes.remove(key);
-            if let Some(id) = parameter
-                && self.parameters.get(&id) == outputs.first()
-            {
-                self.parameters.remove(&id);
-            }
         }
     }
 

@@ -2,17 +2,16 @@
 
 use super::graph::{MarkSource, Stored, Value, ValueKey};
 use super::trace::{Event, LeafSource};
-use super::{EMPTY_GROUP, ParameterId, Tape};
+use super::{EMPTY_GROUP, ParameterId, STOCHASTIC, Tape};
 use crate::kernel::RandomStream;
 use crate::layout::Shape;
-use crate::mark::Int8Spec;
+use crate::mark::{Int8Spec, Rounding};
 use crate::ops::Op;
 use crate::{DType, Error, Mark, Result, Tensor};
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
-use std::sync::Arc;
 
 /// A value on a tape: a counted handle. When the last handle of a value (and of the views of it) goes, the tape stores,
 /// quantizes, drops or frees it. Release handles early; `let h = f(&h)?` keeps the old one to the end of its block.
@@ -117,7 +116,7 @@ impl Var {
     /// # Errors
     /// [`Error::MarkTooLate`] once the value has settled or a pass has begun since it was recorded, and where a change from keep or int8 to
     /// recompute finds an input gone. [`Error::MarkNotAllowed`] on leaves, integers, statistics (kept exactly), and for
-    /// int8 where a reader needs the exact value.
+    /// int8 where a reader needs the exact value. [`Error::Unseeded`] for stochastic rounding on a tape without a seed.
     pub fn set_mark(&self, mark: Mark) -> Result<()> {
         let mut graph = self.tape.try_graph("mark")?;
         graph.check("mark", Some(self.key))?;
@@ -142,6 +141,9 @@ impl Var {
             }
             if spec.group == 0 {
                 return Err(not_allowed(EMPTY_GROUP));
+            }
+            if spec.rounding == Rounding::Stochastic && self.tape.0.seed.is_none() {
+                return Err(Error::Unseeded { what: STOCHASTIC, path });
             }
         }
         if graph.mark_is_fixed(root) {
@@ -181,15 +183,28 @@ impl Var {
         Ok(self.tape.record(Rc::new(op.into()), &inputs)?.into_vec())
     }
 
-    /// As [`apply`](Var::apply) for an op that draws random numbers: it gets the tape's next stream, which counts as taken
-    /// only where the op is recorded, so that one that fails doesn't change what the next draws.
+    /// As [`apply`](Var::apply) for an op that draws random numbers: it gets the tape's next stream and keeps it, so that
+    /// its replay is exact. The stream counts as taken only where the op is recorded, so that one that fails doesn't change
+    /// what the next draws.
+    ///
+    /// # Errors
+    /// [`Error::Unseeded`] where the tape has no [`seed`](crate::TapeOptions::seed).
     pub fn apply_random<O: Into<Op>>(&self, op: impl FnOnce(RandomStream) -> O, others: &[&Var]) -> Result<Var> {
-        let stream = self.tape.next_stream();
-        let result = self.apply(op(stream), others);
         let counter = &self.tape.0.random_counter;
+        let taken = counter.get();
+        let Some(seed) = self.tape.0.seed else {
+            let op: Op = op(RandomStream { seed: 0, counter: taken }).into();
+            let what = op.rule().name();
+            let mut graph = self.tape.try_graph(what)?;
+            graph.check(what, None)?;
+            let path = graph.scopes.last().expect("the top scope never closes").path_of(what);
+            return Err(Error::Unseeded { what, path });
+        };
+        counter.set(taken + 1);
+        let result = self.apply(op(RandomStream { seed, counter: taken }), others);
         // A user's rule may have run another one meanwhile.
-        if result.is_err() && counter.get() == stream.counter + 1 {
-            counter.set(stream.counter);
+        if result.is_err() && counter.get() == taken + 1 {
+            counter.set(taken);
         }
         result
     }
@@ -214,8 +229,8 @@ impl Var {
 /// [`grad_with`](Tape::grad_with).
 #[derive(Debug, Default)]
 pub struct Gradients {
-    /// The tape's; another tape numbers its values alike.
-    pub(super) identity: Arc<()>,
+    /// The tape's id.
+    pub(super) tape: u64,
     // Ordered, so that they are freed in the same order on every run.
     pub(super) by_value: BTreeMap<ValueKey, Tensor>,
     pub(super) by_parameter: BTreeMap<ParameterId, Tensor>,
@@ -224,7 +239,7 @@ pub struct Gradients {
 impl Gradients {
     /// The gradient of a leaf; `None` where the loss doesn't depend on it, as with a leaf of another tape.
     pub fn of(&self, leaf: &Var) -> Option<&Tensor> {
-        self.by_value.get(&leaf.key).filter(|_| Arc::ptr_eq(&self.identity, &leaf.tape.0.identity))
+        self.by_value.get(&leaf.key).filter(|_| self.tape == leaf.tape.0.id)
     }
     /// The gradient of a parameter; `None` where the loss doesn't depend on it.
     pub fn parameter(&self, id: ParameterId) -> Option<&Tensor> {

@@ -1,7 +1,8 @@
 use crate::{Scratch, gradients, parameter};
 use approx::assert_relative_eq;
-use retape_core::{Kind, Tape, meta};
-use retape_nn::{AdamW, AdamWConfig, Error, ParameterGroup};
+use retape_core::{DType, Device, Gradients, Kernel, Kind, Tape, Tensor, meta};
+use retape_nn::checkpoint::{Cast, load_parameters, load_training, save_parameters, save_training};
+use retape_nn::{AdamW, AdamWConfig, Error, Parameter, ParameterGroup};
 
 const CONFIG: AdamWConfig = AdamWConfig { lr: 0.1, beta1: 0.9, beta2: 0.95, eps: 1e-3, weight_decay: 0.2 };
 
@@ -168,4 +169,159 @@ fn a_step_without_memory_changes_nothing() {
     assert_eq!(values(&a), [1.0, 1.0]);
     optimizer.step(&g, 1.0).unwrap();
     assert_relative_eq!(values(&a)[0], by_hand(1.0, &[1.0], CONFIG), max_relative = 1e-14);
+}
+
+const PLAIN: AdamWConfig = AdamWConfig { lr: 6e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.0 };
+
+fn filled(device: &Device, name: &str, dtype: DType, value: f64) -> Parameter {
+    Parameter::new(name, Tensor::full(device, &[5], dtype, value).unwrap()).unwrap()
+}
+
+/// The gradient `value` for every element, in the parameter's dtype.
+fn constant_gradient(p: &Parameter, value: f64) -> Gradients {
+    let tape = Tape::new(&p.device());
+    let x = p.var(&tape).unwrap();
+    let ones = Tensor::full(&p.device(), &p.shape(), p.dtype(), value).unwrap();
+    tape.backward_from(&[(&x.scale(1.0).unwrap(), &ones)], false).unwrap()
+}
+
+/// 1000 steps of 6e-4 from 1.0, each far below what 16 bits hold beside it, are 0.6. And 16 bits are no more than the
+/// rounding of what f32 does, also where squares of gradients are below the smallest f16.
+#[test]
+fn small_steps_add_up_in_sixteen_bits() {
+    let device = retape_cpu::device();
+    for (dtype, rounding) in [(DType::BF16, 2e-3), (DType::F16, 3e-4)] {
+        // Powers of two, which every dtype holds.
+        for gradient in [1.0, 2f64.powi(-13), 512.0] {
+            for config in [PLAIN, AdamWConfig { weight_decay: 0.01, ..PLAIN }] {
+                let (half, full) = (filled(&device, "w", dtype, 1.0), filled(&device, "w", DType::F32, 1.0));
+                let mut of_half = AdamW::decay_all(vec![half.clone()], config).unwrap();
+                let mut of_full = AdamW::decay_all(vec![full.clone()], config).unwrap();
+                for _ in 0..1000 {
+                    of_half.step(&constant_gradient(&half, gradient), 1.0).unwrap();
+                    of_full.step(&constant_gradient(&full, gradient), 1.0).unwrap();
+                }
+                let rounded = full.tensor().cast(dtype, Kind::Input).unwrap();
+                assert_eq!(half.tensor().to_bytes().unwrap(), rounded.to_bytes().unwrap(), "{dtype} {gradient}");
+                let expected = by_hand(1.0, &[gradient; 1000], config);
+                assert!((values(&half)[0] - expected).abs() < rounding, "{dtype}: {} for {expected}", values(&half)[0]);
+                if config.weight_decay == 0.0 {
+                    assert!((values(&half)[0] - 0.4).abs() < rounding);
+                }
+            }
+        }
+    }
+}
+
+/// Two moments in the dtype that is computed in, and a master copy for 16 bits; the meta device sees the same.
+#[test]
+fn the_state_is_counted() {
+    for (dtype, bytes) in [(DType::F64, 16), (DType::F32, 8), (DType::BF16, 12), (DType::F16, 12)] {
+        let run = |device: &Device| {
+            let w = filled(device, "w", dtype, 1.0);
+            let mut optimizer = AdamW::decay_all(vec![w.clone()], PLAIN).unwrap();
+            let mut figures = vec![];
+            for _ in 0..2 {
+                let g = constant_gradient(&w, 1.0);
+                device.meter().reset_peak();
+                optimizer.step(&g, 1.0).unwrap();
+                figures.push((device.meter().step_peak(), device.meter().fingerprint()));
+            }
+            w.set(w.tensor().copy(Kind::Parameter).unwrap()).unwrap();
+            optimizer.step(&constant_gradient(&w, 1.0), 1.0).unwrap();
+            assert_eq!(optimizer.state_bytes(), 5 * bytes, "{dtype}");
+            assert_eq!(device.meter().live_of(Kind::Optimizer) as usize, 5 * bytes, "{dtype}");
+            (figures, device.meter().live(), device.meter().fingerprint())
+        };
+        assert_eq!(run(&retape_cpu::device()), run(&meta()), "{dtype}");
+    }
+}
+
+/// Stopped after any step and read from files in any order, the run has the bits of one that never stopped.
+#[test]
+fn sixteen_bits_resume_with_the_same_bits() {
+    let device = retape_cpu::device();
+    let scratch = Scratch::new("master");
+    let (model, state) = (scratch.path("model"), scratch.path("state"));
+    let config = AdamWConfig { weight_decay: 0.01, ..PLAIN };
+    for dtype in [DType::BF16, DType::F16] {
+        let fresh = |value: f64| {
+            let w = filled(&device, "w", dtype, value);
+            (w.clone(), AdamW::decay_all(vec![w], config).unwrap())
+        };
+        let run = |stop_after: usize, how: usize| {
+            let (mut w, mut optimizer) = fresh(1.0);
+            for i in 0..60 {
+                if i == stop_after {
+                    let (to, mut adamw) = fresh(3.0);
+                    match how {
+                        0 => {
+                            save_training(&model, &[w], &optimizer, &[]).unwrap();
+                            load_training(&model, &[to.clone()], Some(&mut adamw)).unwrap();
+                        }
+                        _ => {
+                            save_parameters(&model, &[w], &[]).unwrap();
+                            optimizer.save(&state).unwrap();
+                            if how == 1 {
+                                adamw.load(&state).unwrap();
+                            }
+                            load_parameters(&model, &[to.clone()], Cast::Refuse).unwrap();
+                            if how == 2 {
+                                adamw.load(&state).unwrap();
+                            }
+                        }
+                    }
+                    (w, optimizer) = (to, adamw);
+                }
+                optimizer.step(&constant_gradient(&w, 0.25), 1.0).unwrap();
+            }
+            let state = optimizer.state().unwrap();
+            let names: Vec<String> = state.iter().map(|s| s.name.clone()).collect();
+            assert_eq!(names, ["w.m", "w.v", "w.master", "w.step"]);
+            (w.tensor().to_bytes().unwrap(), state.iter().map(|s| s.tensor.to_bytes().unwrap()).collect::<Vec<_>>())
+        };
+        let whole = run(usize::MAX, 0);
+        for how in 0..3 {
+            assert!([1, 31, 59].into_iter().all(|stop_after| run(stop_after, how) == whole), "{dtype}, order {how}");
+        }
+    }
+}
+
+/// Numbers that the user sets are the parameter's from then on.
+#[test]
+fn a_parameter_that_is_set_is_followed() {
+    let device = retape_cpu::device();
+    let w = filled(&device, "w", DType::BF16, 1.0);
+    let mut optimizer = AdamW::decay_all(vec![w.clone()], PLAIN).unwrap();
+    optimizer.step(&constant_gradient(&w, 1.0), 1.0).unwrap();
+    w.set(Tensor::full(&device, &[5], DType::BF16, -8.0).unwrap()).unwrap();
+    optimizer.step(&constant_gradient(&w, 1.0), 1.0).unwrap();
+    assert_eq!(values(&w), [-8.0; 5]);
+    for _ in 0..998 {
+        optimizer.step(&constant_gradient(&w, 1.0), 1.0).unwrap();
+    }
+    assert!((values(&w)[0] + 8.6).abs() < 0.04, "{}", values(&w)[0]);
+}
+
+/// The kernel by itself refuses operands that don't belong together.
+#[test]
+fn the_kernel_checks_its_operands() {
+    let (device, other) = (retape_cpu::device(), retape_cpu::device());
+    let t = |shape: &[usize], dtype| Tensor::full(&device, shape, dtype, 1.0).unwrap();
+    let run = |p: &Tensor, [g, m, v]: [&Tensor; 3]| {
+        let kernel = Kernel::AdamW { p, g, m, v, step: 1, config: PLAIN, grad_scale: 1.0 };
+        device.backend().run(&kernel).unwrap_err().to_string()
+    };
+    let p = t(&[4], DType::F32);
+    let foreign = Tensor::full(&other, &[4], DType::F32, 1.0).unwrap();
+    for wrong in [t(&[8], DType::F32), t(&[3], DType::F32), t(&[4], DType::F64), t(&[4], DType::I64), foreign] {
+        for place in 0..3 {
+            let mut others = [&p; 3];
+            others[place] = &wrong;
+            let error = run(&p, others);
+            assert!(error.contains("adamw"), "{error}");
+        }
+    }
+    run(&t(&[4], DType::I32), [&p; 3]);
+    assert_eq!(p.to_vec::<f32>().unwrap(), [1.0; 4]);
 }

@@ -3,7 +3,7 @@ use retape_core::{DType, Kind, Tensor, meta};
 use retape_nn::checkpoint::{
     Cast, NamedTensor, load_parameters, load_training, open, save, save_parameters, save_training,
 };
-use retape_nn::{AdamW, AdamWConfig, Error, Gpt, GptConfig, Parameter};
+use retape_nn::{AdamW, AdamWConfig, Error, Gpt, GptConfig, LossScaler, Parameter, Random};
 
 fn values(p: &Parameter) -> Vec<f64> {
     p.tensor().to_f64_vec().unwrap()
@@ -157,4 +157,99 @@ fn training_goes_on() {
     assert_ne!(values(&w), [0.0, 0.0], "the parameters alone");
     let error = load_parameters(&path, &[w], Cast::Refuse).unwrap_err();
     assert!(matches!(error, Error::UnexpectedTensor { name, .. } if name == "w.m"));
+}
+
+/// Reading is linear: the header once, each tensor once, and nothing else; and no more than one tensor is there twice.
+#[test]
+fn a_file_is_read_once() {
+    let device = retape_cpu::device();
+    let scratch = Scratch::new("linear");
+    let path = scratch.path("many.safetensors");
+    let many = |device, value: f64| -> Vec<Parameter> {
+        (0..400).map(|i| parameter(device, &format!("p{i}"), &[8], &[value + i as f64; 8])).collect()
+    };
+    save_parameters(&path, &many(&device, 0.5), &[]).unwrap();
+    let length = std::fs::metadata(&path).unwrap().len();
+    let file = open(&path).unwrap();
+    assert_eq!(file.bytes_read(), length - 400 * 64, "the header");
+    let names = file.names();
+    assert_eq!((names.len(), file.contains("p399"), file.contains("p400")), (400, true, false));
+    file.only(|name| name.starts_with('p')).unwrap();
+    for (i, name) in names.iter().enumerate() {
+        assert!(file.tensor(name, &device, &[9], DType::F64, Cast::Refuse, Kind::Input).is_err());
+        file.tensor(name, &device, &[8], DType::F64, Cast::Refuse, Kind::Input).unwrap();
+        assert_eq!(file.bytes_read(), length - 64 * (399 - i as u64));
+    }
+
+    let other = retape_cpu::device();
+    let loaded = many(&other, 0.0);
+    other.meter().reset_peak();
+    let before = other.meter().live();
+    load_parameters(&path, &loaded, Cast::Refuse).unwrap();
+    assert_eq!(other.meter().peak(), before + 64, "one tensor at a time");
+    assert!(loaded.iter().enumerate().all(|(i, p)| values(p) == [0.5 + i as f64; 8]));
+}
+
+/// A tied weight that is listed twice is one tensor of the file; two parameters of one name are an error that shows both.
+#[test]
+fn each_name_is_saved_once() {
+    let device = retape_cpu::device();
+    let scratch = Scratch::new("names");
+    let path = scratch.path("model.safetensors");
+    let (tied, other) = (parameter(&device, "w", &[2], &[1.0, 2.0]), parameter(&device, "v", &[1], &[3.0]));
+    save_parameters(&path, &[tied.clone(), other.clone(), tied.clone()], &[]).unwrap();
+    assert_eq!(open(&path).unwrap().names(), ["v", "w"]);
+    load_parameters(&path, &[tied.clone(), other.clone(), tied.clone()], Cast::Refuse).unwrap();
+    assert_eq!(values(&tied), [1.0, 2.0]);
+    let before = std::fs::read(&path).unwrap();
+
+    let namesake = Parameter::new("w", Tensor::full(&device, &[3], DType::F32, 0.0).unwrap()).unwrap();
+    let config = AdamWConfig { lr: 0.1, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    let mut optimizer = AdamW::decay_all(vec![tied.clone(), namesake.clone()], config).unwrap();
+    let both = [tied.clone(), namesake.clone()];
+    let twice = both.each_ref().map(|p| NamedTensor { name: p.name().into(), tensor: p.tensor() });
+    optimizer.step(&gradients(&device, &[(&tied, &[1.0, 1.0])]), 1.0).unwrap();
+    for result in [
+        save(&path, &twice, &[]),
+        save_parameters(&path, &both, &[]),
+        save_training(&path, &both, &optimizer, &[]),
+        load_parameters(&path, &both, Cast::Allow),
+        load_training(&path, &both, Some(&mut optimizer)).map(drop),
+        optimizer.load(&path),
+    ] {
+        let error = result.unwrap_err();
+        let text = error.to_string();
+        if matches!(error, Error::UnexpectedTensor { .. }) {
+            continue; // the optimizer's own file has other names
+        }
+        assert!(matches!(error, Error::DuplicateName { .. }), "{text}");
+        assert!(text.contains("`w`") && text.contains("f64[2]") && text.contains("f32[3]"), "{text}");
+    }
+    // Of the optimizer's state and a parameter.
+    let state = parameter(&device, "w.m", &[2], &[1.0, 2.0]);
+    let error = save_training(&path, &[tied, state], &optimizer, &[]).unwrap_err();
+    assert!(matches!(error, Error::DuplicateName { .. }), "{error}");
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+}
+
+/// What a run needs beside its tensors goes into the metadata and comes back.
+#[test]
+fn random_and_scaler_go_with_the_run() {
+    let device = retape_cpu::device();
+    let scratch = Scratch::new("random");
+    let path = scratch.path("run.safetensors");
+    let w = parameter(&device, "w", &[1], &[1.0]);
+    let config = AdamWConfig { lr: 0.1, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    let mut optimizer = AdamW::decay_all(vec![w.clone()], config).unwrap();
+    let mut random = Random::new(u64::MAX);
+    random.next_seed();
+    let texts = [
+        ("random", serde_json::to_string(&random).unwrap()),
+        ("scaler", serde_json::to_string(&LossScaler::default()).unwrap()),
+    ];
+    save_training(&path, std::slice::from_ref(&w), &optimizer, &texts).unwrap();
+    let metadata = load_training(&path, &[w], Some(&mut optimizer)).unwrap();
+    let mut again: Random = serde_json::from_str(&metadata["random"]).unwrap();
+    assert_eq!(again.next_seed(), random.next_seed());
+    assert_eq!(serde_json::from_str::<LossScaler>(&metadata["scaler"]).unwrap(), LossScaler::default());
 }

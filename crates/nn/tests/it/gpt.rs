@@ -71,7 +71,7 @@ fn the_forms_of_attention_agree() {
         let run = |form| {
             let config = GptConfig { kv_heads, dropout, dtype: DType::F64, ..small(form) };
             let model = Gpt::new(&device, &config, 5).unwrap();
-            let tape = Tape::with(&device, TapeOptions { seed: 9, ..TapeOptions::default() });
+            let tape = Tape::with(&device, TapeOptions { seed: Some(9), ..TapeOptions::default() });
             let x = tokens(&device, &[2, time], 11);
             let loss = model.loss(&tape, &x, &x).unwrap();
             let value = loss.item().unwrap();
@@ -92,7 +92,7 @@ fn dropout_only_while_training() {
     let mut model = Gpt::new(&device, &GptConfig { dropout: 0.5, ..small(AttentionForm::Flash) }, 1).unwrap();
     let x = tokens(&device, &[2, 6], 11);
     let logits = |model: &Gpt, seed| {
-        let tape = Tape::with(&device, TapeOptions { seed, ..TapeOptions::default() });
+        let tape = Tape::with(&device, TapeOptions { seed: Some(seed), ..TapeOptions::default() });
         let logits = model.forward(&tape, &x).unwrap().tensor().unwrap().to_vec::<f32>().unwrap();
         (logits, tape.random_counter())
     };

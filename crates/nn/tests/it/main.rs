@@ -9,6 +9,7 @@ mod gpt;
 mod handles;
 mod loss_scaler;
 mod parameter;
+mod random;
 
 use retape_core::{Device, Gradients, Tape, Tensor};
 use retape_nn::{AttentionForm, GptConfig, Parameter};

@@ -40,7 +40,7 @@ impl Profile {
     pub fn from_toml(text: &str) -> Result<Profile> {
         let profile: Profile = toml::from_str(text).map_err(|e| crate::file::invalid(text, &e))?;
         profile.costs.check().map_err(Error::InvalidProfile)?;
-        let wrong = profile.sensitivity.iter().find(|(_, error)| !(error.is_finite() && *error >= 0.0));
+        let wrong = profile.sensitivity.iter().find(|(_, error)| error.is_nan() || *error < 0.0);
         if let Some((kind, error)) = wrong {
             return Err(Error::InvalidProfile(format!("the error of `{kind}` is {error}; it must be 0 or more")));
         }

@@ -5,18 +5,33 @@
 //! of one batch, and of values that nothing is replayed from. So measure the plan, too ([`Sensitivity::calibrated`]).
 
 use super::graph::like;
+use retape_core::serde_float::Float;
 use retape_core::{
     Decision, Device, Gradients, Int8Spec, Mark, Origin, Policy, RuleInfo, Site, Tape, TapeOptions, Trace, TraceValue,
     Var,
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// The relative error of the gradients that int8 of all values of a kind adds, by kind.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(transparent)]
+///
+/// A kind that int8 can't hold has an infinite one, which is text in a file: JSON has no infinity.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Sensitivity(BTreeMap<String, f64>);
+
+impl Serialize for Sensitivity {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(kind, error)| (kind, Float(*error))))
+    }
+}
+
+impl<'de> Deserialize<'de> for Sensitivity {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Sensitivity, D::Error> {
+        let kinds = BTreeMap::<String, Float>::deserialize(deserializer)?;
+        Ok(Sensitivity(kinds.into_iter().map(|(kind, error)| (kind, error.0)).collect()))
+    }
+}
 
 impl Sensitivity {
     /// Measures it on a device that computes: `forward` is run there under every kind of int8 that `trace`, the same forward
@@ -41,7 +56,9 @@ impl Sensitivity {
         }
         let gradients = |ids: &[u64]| -> Result<Gradients, E> {
             let policy = Int8Of { ids: ids.to_vec(), spec, rules: [rule()] };
-            let tape = Tape::with(device, TapeOptions { policy: Some(Rc::new(policy)), ..TapeOptions::default() });
+            // One seed for all, so that int8 is all that differs.
+            let options = TapeOptions { policy: Some(Rc::new(policy)), seed: Some(0), ..TapeOptions::default() };
+            let tape = Tape::with(device, options);
             let loss = forward(&tape)?;
             Ok(tape.backward(&loss)?)
         };
