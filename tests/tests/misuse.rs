@@ -71,7 +71,7 @@ fn each_mistake_names_op_path_and_remedy() {
         ),
         (
             "a user's op without a gradient",
-            |e| matches!(e, Error::Internal { .. }),
+            |e| matches!(e, Error::BrokenRule { .. }),
             Box::new(|tape, x| {
                 let y = x.apply(Op::Custom(Rc::new(Round)), &[]).unwrap();
                 tape.backward(&y.sum().unwrap()).err()

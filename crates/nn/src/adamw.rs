@@ -107,15 +107,19 @@ impl AdamW {
                     }
                     Ok(())
                 })?;
+                if let Some(State { m, v, .. }) = self.state.get_mut(&parameter.id()) {
+                    for moment in [m, v].into_iter().filter(|moment| !moment.is_sole_owner()) {
+                        *moment = moment.copy(Kind::Optimizer)?; // somebody holds what `state` gave
+                    }
+                }
                 updates.push((parameter, &group.config, g));
             }
         }
         for (parameter, &config, g) in updates {
             let state = self.state.get_mut(&parameter.id()).expect("made above");
             let (m, v, step) = (&state.m, &state.v, state.step + 1);
-            parameter.with_unique(|p| {
-                Ok(p.device().backend().run(&Kernel::AdamW { p, g: &g, m, v, step, config, grad_scale })?)
-            })?;
+            parameter
+                .with_unique(|p| Ok(p.device().run(&Kernel::AdamW { p, g: &g, m, v, step, config, grad_scale })?))?;
             state.step = step;
         }
         Ok(())
@@ -190,7 +194,7 @@ fn read_step(file: &checkpoint::File, name: &str, device: &Device) -> Result<u64
 
 fn zeros(like: &Tensor) -> Result<Tensor> {
     let tensor = Tensor::uninit(like.device(), like.shape(), like.dtype(), Kind::Optimizer)?;
-    like.device().backend().run(&Kernel::Fill { value: 0.0, out: &tensor })?;
+    like.device().run(&Kernel::Fill { value: 0.0, out: &tensor })?;
     Ok(tensor)
 }
 

@@ -25,7 +25,7 @@ pub fn clip_grad_norm(gradients: &Gradients, parameters: &[Parameter], max_norm:
     for parameter in parameters {
         let Some(g) = gradients.parameter(parameter.id()) else { continue };
         let out = Tensor::uninit(g.device(), &[], DType::F64, Kind::Workspace)?;
-        g.device().backend().run(&Kernel::SquaredNorm { x: g, out: &out })?;
+        g.device().run(&Kernel::SquaredNorm { x: g, out: &out })?;
         computes = g.device().computes();
         if computes {
             let square = out.item()?;
