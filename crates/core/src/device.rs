@@ -291,3 +291,8 @@ pub(crate) fn same_device(what: &'static str, left: &Device, right: &Device) -> 
     }
     Err(Error::DeviceMismatch { what, left: left.name(), right: right.name() })
 }
+
+/// The example of a backend in the docs is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/adding-a-backend.md")]
+struct AddingABackend;
