@@ -115,7 +115,7 @@ impl Device {
     /// Runs one kernel on this device's tensors.
     ///
     /// Tensors don't change under those who hold them. So a kernel writes only to a tensor from [`Tensor::uninit`] or
-    /// [`Tensor::full`] that no tape has been given yet, or to one that nobody holds but the operands themselves.
+    /// [`Tensor::full`] that isn't sealed and that no tape has been given yet, or to one that nobody holds but the operands themselves.
     ///
     /// # Errors
     /// [`Error::InvalidTensor`] or [`Error::Unsupported`] for operands that the kernel can't take, before anything is

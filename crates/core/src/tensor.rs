@@ -17,15 +17,15 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// A contiguous tensor whose contents are undefined until a kernel fills it. Kernels may write it until a tape is
-    /// given it.
+    /// A contiguous tensor whose contents are undefined until a kernel fills it. Kernels may write it until it is
+    /// [`sealed`](Tensor::sealed), or a tape is given it.
     pub fn uninit(device: &Device, shape: &[usize], dtype: DType, kind: Kind) -> Result<Tensor> {
         let storage = Arc::new(device.allocate(bytes_of(shape, dtype)?, kind)?);
         Ok(Tensor { storage, layout: Layout::contiguous(shape), dtype })
     }
 
     /// This tensor, whose numbers are what they shall be: from now on no kernel writes it while others hold it.
-    fn made(self) -> Tensor {
+    pub fn sealed(self) -> Tensor {
         self.storage.set_open(false);
         self
     }
@@ -50,10 +50,10 @@ impl Tensor {
         }
         let mut storage = device.allocate(needed, Kind::Input)?;
         storage.upload(bytes)?;
-        Ok(Tensor { storage: Arc::new(storage), layout: Layout::contiguous(shape), dtype }.made())
+        Ok(Tensor { storage: Arc::new(storage), layout: Layout::contiguous(shape), dtype }.sealed())
     }
 
-    /// A tensor filled with one value. Kernels may write it until a tape is given it.
+    /// A tensor filled with one value. Kernels may write it, as one from [`uninit`](Tensor::uninit).
     pub fn full(device: &Device, shape: &[usize], dtype: DType, value: f64) -> Result<Tensor> {
         let tensor = Tensor::uninit(device, shape, dtype, Kind::Input)?;
         device.run(&Kernel::Fill { value, out: &tensor })?;
@@ -231,14 +231,14 @@ impl Tensor {
     pub fn cast(&self, dtype: DType, kind: Kind) -> Result<Tensor> {
         let out = Tensor::uninit(self.device(), self.shape(), dtype, kind)?;
         self.device().run(&Kernel::Copy { x: self, out: &out })?;
-        Ok(out.made())
+        Ok(out.sealed())
     }
 }
 
 /// Bytes of a contiguous tensor, or why no memory can hold it.
 fn bytes_of(shape: &[usize], dtype: DType) -> Result<usize> {
-    let bytes = element_count(shape)?.checked_mul(dtype.size()).filter(|&bytes| bytes <= isize::MAX as usize);
-    bytes.ok_or_else(|| Error::tensor("shape", format!("{dtype}{shape:?} has more bytes than 63 bits can count")))
+    let bytes = element_count(shape)?.checked_mul(dtype.size());
+    bytes.ok_or_else(|| Error::tensor("shape", format!("{dtype}{shape:?} has more bytes than 64 bits can count")))
 }
 
 /// A tensor's description, without its memory.

@@ -195,7 +195,7 @@ fn read_step(file: &checkpoint::File, name: &str, device: &Device) -> Result<u64
 fn zeros(like: &Tensor) -> Result<Tensor> {
     let tensor = Tensor::uninit(like.device(), like.shape(), like.dtype(), Kind::Optimizer)?;
     like.device().run(&Kernel::Fill { value: 0.0, out: &tensor })?;
-    Ok(tensor)
+    Ok(tensor.sealed())
 }
 
 fn check(config: &AdamWConfig) -> Result<()> {

@@ -343,12 +343,14 @@ fn extremes_say_what_is_right() {
         ("no groups", v.images.group_norm(0, None, None, 1e-5).err(), "equal groups"),
         ("far padding", v.x.pad(&[isize::MAX, isize::MAX], 0.0).err(), "63 bits"),
         ("many repeats", v.x.repeat(&[usize::MAX, 2]).err(), "63 bits"),
-        ("a huge tensor", Tensor::uninit(&meta(), &[1 << 60], DType::F64, Kind::Input).err(), "63 bits"),
+        ("a huge tensor", Tensor::uninit(&meta(), &[1 << 61], DType::F64, Kind::Input).err(), "64 bits"),
     ];
     for (what, error, words) in errors {
         let text = error.unwrap_or_else(|| panic!("{what} is no error")).to_string();
         assert!(text.contains(words), "{what}: {text}");
     }
+    let error = retape_cpu::device_with_threads(usize::MAX).unwrap_err().to_string();
+    assert!(error.contains("at most 4096"), "{error}");
     assert_eq!(v.x.chunk(usize::MAX, 0).unwrap().len(), 3);
     assert_eq!(v.x.split_every(0, usize::MAX).unwrap().len(), 1);
     // A stride and a step longer than all there is give one place.

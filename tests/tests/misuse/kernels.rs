@@ -288,10 +288,11 @@ fn values_don_t_change() {
     let x = tape.leaf(&making).unwrap();
     let y = x.scale(2.0).unwrap();
     let gradients = tape.backward(&y.square().unwrap().sum().unwrap()).unwrap();
+    let gradient = gradients.of(&x).unwrap().clone();
     let shared = Tensor::from_slice(&device, &[2], &[1f32, 2.0]).unwrap();
     let cast = shared.cast(DType::F32, Kind::Input).unwrap();
     let _others = (shared.clone(), cast.narrow(0, 0, 1).unwrap());
-    for value in [&making, &x.tensor().unwrap(), &y.tensor().unwrap(), gradients.of(&x).unwrap(), &shared, &cast] {
+    for value in [&making, &x.tensor().unwrap(), &y.tensor().unwrap(), &gradient, &shared, &cast] {
         let before = numbers(value);
         let error = fill(value).unwrap_err().to_string();
         assert!(error.contains("fill: `out` is a value that others hold"), "{error}");

@@ -289,7 +289,7 @@ impl Rule for Faulty {
             FillsNothing => return Ok(()),
             _ => {}
         }
-        if self.is(WritesItsOldOutput) {
+        if self.is(WritesItsOldOutput) && !again {
             *self.old_output.borrow_mut() = Some(out[1].clone());
         }
         exec.run(Kernel::Binary { f: Binary::Mul, a, b, out: &out[0] })?;
