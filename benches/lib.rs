@@ -6,6 +6,6 @@ use retape_core::{DType, Device, Kernel, Kind, Result, Tensor};
 /// A tensor of normal numbers, a pure function of the seed.
 pub fn normal(device: &Device, shape: &[usize], seed: u64) -> Result<Tensor> {
     let out = Tensor::uninit(device, shape, DType::F32, Kind::Input)?;
-    device.backend().run(&Kernel::Normal { stream: RandomStream { seed, counter: 0 }, std: 1.0, out: &out })?;
+    device.run(&Kernel::Normal { stream: RandomStream { seed, counter: 0 }, std: 1.0, out: &out })?;
     Ok(out)
 }

@@ -280,7 +280,7 @@ impl Case {
         // Only masks that are added have a gradient.
         let dmask = self.mask_shape().filter(|_| self.mask.adds()).map(output);
         {
-            let run = |kernel: Kernel<'_>| device.backend().run(&kernel).unwrap();
+            let run = |kernel: Kernel<'_>| device.run(&kernel).unwrap();
             let [q, k, v, g] = [&q.view, &k.view, &v.view, &g.view];
             let [out, lse, delta] = [&out.view, &lse.view, &delta.view];
             let [dq, dk, dv] = [&dq.view, &dk.view, &dv.view];
@@ -548,7 +548,7 @@ fn equal_scores_over_many_tiles() {
         let spec = AttentionSpec { scale, causal: false, window: None, dropout: 0.0, stream };
         let (mask, segments) = (None, None);
         let kernel = Kernel::Attention { q: &q, k: &k, v: &v, mask, segments, spec, out: &out, lse: &lse };
-        device.backend().run(&kernel).unwrap();
+        device.run(&kernel).unwrap();
         for b in out.to_bytes().unwrap().chunks(dtype.size()) {
             let x = decode(dtype, b);
             assert!((x - 0.5).abs() < 1e-3, "{dtype}: {x}");
@@ -579,7 +579,7 @@ fn rows_hidden_by_large_numbers() {
             let spec = AttentionSpec { scale: 0.25, causal: false, window: None, dropout: 0.0, stream };
             let (q, k, v, g, out, lse, delta) = (&q, &k, &v, &g, &out, &lse, &delta);
             let (mask, segments) = (Some(&mask), None);
-            let run = |kernel: Kernel<'_>| device.backend().run(&kernel).unwrap();
+            let run = |kernel: Kernel<'_>| device.run(&kernel).unwrap();
             run(Kernel::Attention { q, k, v, mask, segments, spec, out, lse });
             run(Kernel::AttentionDelta { o: out, g, delta });
             run(Kernel::AttentionGradKv { q, k, v, mask, segments, g, lse, delta, spec, dk: &dk, dv: &dv });

@@ -1,6 +1,6 @@
 //! A CPU backend with something wrong or watched, for tests of the checkers.
 
-use retape_core::{Backend, Buffer, Device, Error, Kernel, Result};
+use retape_core::{Backend, Buffer, Device, Error, Kernel, Launch, Result};
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,27 +29,29 @@ pub fn device(watch: Arc<Watch>) -> Device {
     Device::new(Wrapped { cpu: retape_cpu::Cpu::new(1).unwrap(), watch })
 }
 
-impl Backend for Wrapped {
+// SAFETY: memory and kernels are the CPU's; the bit that `run` flips lies in the output.
+unsafe impl Backend for Wrapped {
     fn name(&self) -> String {
         "wrapped cpu".into()
     }
     fn allocate(&self, bytes: usize) -> Result<Buffer> {
-        let buffer = self.cpu.allocate(bytes)?;
+        let mut buffer = self.cpu.allocate(bytes)?;
         if self.watch.poison {
-            self.cpu.upload(&buffer, 0, &vec![0xff; bytes])?;
+            self.cpu.upload(&mut buffer, 0, &vec![0xff; bytes])?;
         }
         Ok(buffer)
     }
     fn release(&self, buffer: Buffer) {
         self.cpu.release(buffer)
     }
-    fn upload(&self, buffer: &Buffer, offset: usize, bytes: &[u8]) -> Result<()> {
+    fn upload(&self, buffer: &mut Buffer, offset: usize, bytes: &[u8]) -> Result<()> {
         self.cpu.upload(buffer, offset, bytes)
     }
     fn download(&self, buffer: &Buffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
         self.cpu.download(buffer, offset, bytes)
     }
-    fn run(&self, kernel: &Kernel<'_>) -> Result<()> {
+    fn run(&self, launch: &Launch<'_>) -> Result<()> {
+        let kernel = launch.kernel();
         let mut kernels = self.watch.kernels.lock().unwrap();
         kernels.push(kernel.name());
         if kernels.len() == self.watch.fail_kernel.load(Ordering::Relaxed) {
@@ -57,14 +59,13 @@ impl Backend for Wrapped {
         }
         let unary = kernels.iter().filter(|k| **k == "unary").count();
         drop(kernels);
-        self.cpu.run(kernel)?;
+        self.cpu.run(launch)?;
         if let Kernel::Unary { out, .. } = kernel
             && unary == self.watch.flip_unary.load(Ordering::Relaxed)
         {
-            let (buffer, size) = (out.storage().buffer(), out.dtype().size());
-            let mut byte = [0];
-            self.cpu.download(buffer, 5 * size, &mut byte)?;
-            self.cpu.upload(buffer, 5 * size, &[byte[0] ^ 4])?;
+            let byte = (out.storage().address() + 5 * out.dtype().size()) as *mut u8;
+            // SAFETY: a byte of the output, whose address is the CPU's and which the launch has locked.
+            unsafe { *byte ^= 4 };
         }
         Ok(())
     }

@@ -102,7 +102,7 @@ fn twins(sample: &Sample) -> Vec<(usize, usize)> {
 
 fn sum(a: &Tensor, b: &Tensor) -> Tensor {
     let out = Tensor::uninit(a.device(), a.shape(), a.dtype(), Kind::Input).unwrap();
-    a.device().backend().run(&Kernel::Binary { f: Binary::Add, a, b, out: &out }).unwrap();
+    a.device().run(&Kernel::Binary { f: Binary::Add, a, b, out: &out }).unwrap();
     out
 }
 

@@ -241,7 +241,7 @@ fn kernels_hold_tiles_in_f32_not_tensors() {
         let images = x.reshape(&[1, 1, size, 64]).unwrap().max_pool2d(Pool::new([2, 2])).unwrap();
         let z = o.sum().unwrap().add(&y.sum().unwrap()).unwrap().add(&images.sum().unwrap()).unwrap();
         tape.backward(&z.add(&x.softmax().unwrap().sum().unwrap()).unwrap()).unwrap();
-        device.backend().scratch_bytes()
+        device.scratch_bytes()
     };
     assert_eq!(scratch(4096), scratch(16384));
 }

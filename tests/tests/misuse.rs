@@ -1,6 +1,13 @@
 //! Wrong use around backward is a typed error that names the op, the path and what to do instead; and a tape is not broken
 //! by a policy or a rule that uses it while it runs.
 
+#[path = "misuse/extremes.rs"]
+mod extremes;
+#[path = "misuse/kernels.rs"]
+mod kernels;
+#[path = "misuse/rules.rs"]
+mod rules;
+
 use retape_core::ops::*;
 use retape_core::{
     DType, Decision, Device, Error, GradOptions, Kind, Mark, Origin, Policy, Result, RuleInfo, Site, Tape, TapeOptions,
@@ -71,7 +78,7 @@ fn each_mistake_names_op_path_and_remedy() {
         ),
         (
             "a user's op without a gradient",
-            |e| matches!(e, Error::Internal { .. }),
+            |e| matches!(e, Error::BrokenRule { .. }),
             Box::new(|tape, x| {
                 let y = x.apply(Op::Custom(Rc::new(Round)), &[]).unwrap();
                 tape.backward(&y.sum().unwrap()).err()

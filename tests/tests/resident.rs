@@ -39,7 +39,7 @@ fn resident_memory_follows_the_meter() {
         tape.backward(&loss).unwrap();
     }
     let peak = device.meter().peak();
-    let scratch = device.backend().scratch_bytes();
+    let scratch = device.scratch_bytes();
     let held = resident() - before;
     let bound = peak + peak / 10 + (16 << 20) + scratch;
     println!("peak {peak}, resident {held}, scratch {scratch}, bound {bound}");

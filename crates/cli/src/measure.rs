@@ -163,7 +163,7 @@ pub fn measure(
         }
     }
     for case in &mut cases {
-        case.scratch_bytes = device.backend().scratch_bytes();
+        case.scratch_bytes = device.scratch_bytes();
         if plan.profile {
             for _ in 0..plan.rounds.max(1) {
                 case.profiles.push(subject_of(case.form).step(&case.policy, true)?.0);

@@ -1,25 +1,59 @@
 //! A device: a backend's kernels and memory behind one meter.
 
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Launch};
 use crate::{Error, Holds, Kind, MemoryMeter, Result};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU8, Ordering};
 
-/// Memory of a backend, owned by exactly one [`Storage`].
+/// Memory of a backend. Only a backend makes one, and only its owner can write it or give it back.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Buffer {
-    /// Address in the backend's own space (a pointer on a CPU, a device pointer on a GPU, 0 on meta).
-    pub address: usize,
+    address: usize,
+    bytes: usize,
+}
+
+impl Buffer {
+    /// Memory at `address`, in the backend's own space: a pointer on a CPU, a device pointer on a GPU.
+    ///
+    /// # Safety
+    /// The `bytes` bytes at `address` are initialised memory that nothing else uses until the buffer comes back to
+    /// [`Backend::release`].
+    pub unsafe fn new(address: usize, bytes: usize) -> Buffer {
+        Buffer { address, bytes }
+    }
+
+    /// No memory, however many bytes: what the meta device gives.
+    pub(crate) fn nowhere(bytes: usize) -> Buffer {
+        Buffer { address: 0, bytes }
+    }
+
+    /// Address in the backend's own space.
+    pub fn address(&self) -> usize {
+        self.address
+    }
+
     /// Requested bytes.
-    pub bytes: usize,
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
 }
 
 /// The primitive kernels and the memory of one kind of device.
 ///
 /// A backend knows tensors and kernels, never the tape. It allocates no tensor memory of its own: outputs and
 /// workspaces come from core, which counts them. Object-safe, so that a model needs no type parameter.
-pub trait Backend: fmt::Debug + Send + Sync {
+///
+/// # Safety
+/// Kernels are called by safe code. Who implements this promises that
+/// - [`allocate`](Backend::allocate) gives memory that its own kernels can use, of the size that was asked for;
+/// - [`run`](Backend::run) touches only elements that the operands' layouts reach, and writes only to operands that the
+///   kernel says it writes.
+///
+/// In return core promises, with every [`Launch`], that the operands are living tensors of this backend's memory, of
+/// shapes and dtypes that the kernel takes, that no two overlap but as the kernel allows, and that no other kernel or copy
+/// that is running uses what this one writes.
+pub unsafe trait Backend: fmt::Debug + Send + Sync {
     /// A short name, such as `cpu`.
     fn name(&self) -> String;
 
@@ -28,21 +62,22 @@ pub trait Backend: fmt::Debug + Send + Sync {
         true
     }
 
-    /// Takes memory for `bytes` bytes (possibly 0), aligned for every dtype and for SIMD. Contents are undefined.
+    /// Takes memory for `bytes` bytes (possibly 0), aligned for every dtype and for SIMD. Contents are any initialised
+    /// bytes.
     fn allocate(&self, bytes: usize) -> Result<Buffer>;
 
     /// Gives back what [`allocate`](Backend::allocate) returned.
     fn release(&self, buffer: Buffer);
 
-    /// Writes host bytes to the buffer at `offset` bytes.
-    fn upload(&self, buffer: &Buffer, offset: usize, bytes: &[u8]) -> Result<()>;
+    /// Writes host bytes to the buffer at `offset` bytes. Fails where they reach past its end.
+    fn upload(&self, buffer: &mut Buffer, offset: usize, bytes: &[u8]) -> Result<()>;
 
-    /// Reads host bytes from the buffer at `offset` bytes.
+    /// Reads host bytes from the buffer at `offset` bytes. Fails where they reach past its end.
     fn download(&self, buffer: &Buffer, offset: usize, bytes: &mut [u8]) -> Result<()>;
 
-    /// Runs one kernel. Core has checked shapes, dtypes and devices; a kernel rejects only what depends on values
-    /// (an index out of range) or what this backend lacks ([`Error::Unsupported`]).
-    fn run(&self, kernel: &Kernel<'_>) -> Result<()>;
+    /// Runs one kernel. Core has checked its operands; a kernel rejects only what depends on values (an index out of
+    /// range) or what this backend lacks ([`Error::Unsupported`]).
+    fn run(&self, launch: &Launch<'_>) -> Result<()>;
 
     /// Waits until all kernels have run. `run` may only queue them, in order; reading a tensor waits by itself.
     fn synchronize(&self) -> Result<()> {
@@ -72,9 +107,29 @@ impl Device {
         Device(Arc::new(DeviceInner { backend: Box::new(backend), meter: MemoryMeter::default() }))
     }
 
-    /// The backend's kernels.
-    pub fn backend(&self) -> &dyn Backend {
+    /// The backend's kernels. Not for users: they run checked kernels.
+    pub(crate) fn backend(&self) -> &dyn Backend {
         &*self.0.backend
+    }
+
+    /// Runs one kernel on this device's tensors.
+    ///
+    /// Tensors don't change under those who hold them. So a kernel writes only to a tensor from [`Tensor::uninit`] or
+    /// [`Tensor::full`] that isn't sealed and that no tape has been given yet, or to one that nobody holds but the operands themselves.
+    ///
+    /// # Errors
+    /// [`Error::InvalidTensor`] or [`Error::Unsupported`] for operands that the kernel can't take, before anything is
+    /// written; [`Error::DeviceMismatch`] for tensors of another device; and what the backend finds.
+    ///
+    /// [`Tensor::uninit`]: crate::Tensor::uninit
+    /// [`Tensor::full`]: crate::Tensor::full
+    pub fn run(&self, kernel: &Kernel<'_>) -> Result<()> {
+        self.backend().run(&Launch::new(*kernel, self)?)
+    }
+
+    /// Bytes of scratch that the kernels hold for themselves, see [`Backend::scratch_bytes`].
+    pub fn scratch_bytes(&self) -> u64 {
+        self.backend().scratch_bytes()
     }
 
     /// The meter that counts this device's tensors.
@@ -102,7 +157,14 @@ impl Device {
     pub fn allocate(&self, bytes: usize, kind: Kind) -> Result<Storage> {
         let number = self.meter().charge(bytes as u64, kind)?;
         match self.backend().allocate(bytes) {
-            Ok(buffer) => Ok(Storage { buffer, number, kind: AtomicU8::new(kind as u8), device: self.clone() }),
+            Ok(buffer) => Ok(Storage {
+                buffer,
+                number,
+                kind: AtomicU8::new(kind as u8),
+                device: self.clone(),
+                open: AtomicBool::new(true),
+                users: AtomicIsize::new(0),
+            }),
             Err(error) => {
                 self.meter().release(number, bytes as u64, kind);
                 Err(error)
@@ -124,6 +186,10 @@ pub struct Storage {
     number: u64,
     kind: AtomicU8,
     device: Device,
+    /// Still being made: kernels may write it, whoever holds it.
+    open: AtomicBool,
+    /// Kernels and copies that read it at this moment, or -1: one that writes it.
+    users: AtomicIsize,
 }
 
 impl Storage {
@@ -132,9 +198,9 @@ impl Storage {
         self.buffer.bytes
     }
 
-    /// The backend's buffer.
-    pub fn buffer(&self) -> &Buffer {
-        &self.buffer
+    /// Where it lies in the backend's own space.
+    pub fn address(&self) -> usize {
+        self.buffer.address
     }
 
     /// The device it lies on.
@@ -156,16 +222,63 @@ impl Storage {
     }
 }
 
+/// A storage in use by one kernel or copy.
+#[derive(Debug)]
+pub(crate) struct Lock<'a> {
+    storage: &'a Storage,
+    writes: bool,
+}
+
+impl Drop for Lock<'_> {
+    fn drop(&mut self) {
+        self.storage.users.fetch_add(if self.writes { 1 } else { -1 }, Ordering::Release);
+    }
+}
+
 impl Storage {
-    /// Tells the meter's log what lies here.
+    /// Locks it for reading beside other readers, or for writing alone; `None` where another thread is in the way.
+    pub(crate) fn lock(&self, writes: bool) -> Option<Lock<'_>> {
+        let next = |users| match (writes, users) {
+            (true, 0) => Some(-1),
+            (false, 0..) => Some(users + 1),
+            _ => None,
+        };
+        let locked = self.users.fetch_update(Ordering::Acquire, Ordering::Relaxed, next);
+        locked.ok().map(|_| Lock { storage: self, writes })
+    }
+
+    /// Host bytes to memory that nobody shares yet.
+    pub(crate) fn upload(&mut self, bytes: &[u8]) -> Result<()> {
+        self.device.0.backend.upload(&mut self.buffer, 0, bytes)
+    }
+
+    /// Bytes from `offset` on to the host.
+    pub(crate) fn download(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        let busy = || Error::tensor("reading a tensor", "another thread writes it at this moment");
+        let _lock = self.lock(false).ok_or_else(busy)?;
+        self.device.backend().download(&self.buffer, offset, bytes)
+    }
+
+    /// True while it is being made.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    /// Its numbers are a value from now on (`open` false), or are made once more by one who alone holds it.
+    pub(crate) fn set_open(&self, open: bool) {
+        self.open.store(open, Ordering::Relaxed);
+    }
+
+    /// Its numbers are a value from now on; tells the meter's log which.
     pub(crate) fn note_contents(&self, holds: Holds) {
+        self.set_open(false);
         self.device.meter().note_contents(self.number, self.bytes() as u64, self.kind(), holds);
     }
 }
 
 impl Drop for Storage {
     fn drop(&mut self) {
-        let buffer = std::mem::replace(&mut self.buffer, Buffer { address: 0, bytes: 0 });
+        let buffer = std::mem::replace(&mut self.buffer, Buffer::nowhere(0));
         self.device.meter().release(self.number, buffer.bytes as u64, self.kind());
         self.device.backend().release(buffer);
     }
@@ -178,3 +291,8 @@ pub(crate) fn same_device(what: &'static str, left: &Device, right: &Device) -> 
     }
     Err(Error::DeviceMismatch { what, left: left.name(), right: right.name() })
 }
+
+/// The example of a backend in the docs is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/adding-a-backend.md")]
+struct AddingABackend;

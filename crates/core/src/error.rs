@@ -205,6 +205,16 @@ pub enum Error {
         /// First differing element, counted in row-major order.
         index: usize,
     },
+    /// An op's rule doesn't do what [`Rule`](crate::ops::Rule) says that it does.
+    #[error("{op} at `{path}` breaks the contract of a rule: {reason}")]
+    BrokenRule {
+        /// The op.
+        op: &'static str,
+        /// The value's path, or where the op would have been recorded.
+        path: String,
+        /// What is wrong and what would be right.
+        reason: String,
+    },
     /// The engine contradicts itself; please report it.
     #[error("internal error in {op} at `{path}`: {reason}")]
     Internal {

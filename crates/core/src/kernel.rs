@@ -9,7 +9,10 @@
 //! - *in place*: where noted, `out` may be the very tensor (same storage and layout) given as the named input;
 //! - results don't depend on the number of threads, and equal inputs give equal bits.
 
+mod check;
+
 use crate::Tensor;
+pub use check::Launch;
 
 /// Elementwise functions of one argument, each with its derivative (written with x, and y = f(x)).
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
@@ -354,7 +357,7 @@ pub enum Kernel<'a> {
     Gather { x: &'a Tensor, indices: &'a [&'a Tensor], wrap: bool, out: &'a Tensor },
     /// `out[indices[0][i], indices[1][i], .., i] += alpha source[i]`, each sum in the row-major order of i: Gather's
     /// counterpart, with the indices and the source of one shape. `out` is updated, not wholly written, and may be a view
-    /// whose trailing dimensions repeat (stride 0): there everything meets in one place.
+    /// in which dimensions repeat (stride 0): there everything meets in one place.
     ScatterAdd { source: &'a Tensor, indices: &'a [&'a Tensor], wrap: bool, alpha: f64, out: &'a Tensor },
     /// out = 0 where the element's uniform number is below p, else x / (1 - p). In place: x.
     Dropout { x: &'a Tensor, p: f64, stream: RandomStream, out: &'a Tensor },

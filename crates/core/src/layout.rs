@@ -30,6 +30,17 @@ pub fn element_count(shape: &[usize]) -> Result<usize> {
     }
 }
 
+/// How far `count` elements `step` apart reach, from the first to the last; `None` where there are none, or where that is
+/// more than the longest dimension.
+pub fn reach(count: usize, step: usize) -> Option<usize> {
+    count.checked_sub(1)?.checked_mul(step)?.checked_add(1).filter(|&n| n <= isize::MAX as usize)
+}
+
+/// A size with padding before and behind; `None` where that is more than the longest dimension.
+pub fn padded(size: usize, before: usize, behind: usize) -> Option<usize> {
+    size.checked_add(before)?.checked_add(behind).filter(|&n| n <= isize::MAX as usize)
+}
+
 /// Strides of a contiguous (row-major) tensor of this shape.
 pub fn contiguous_strides(shape: &[usize]) -> Strides {
     let mut strides: Strides = SmallVec::from_elem(1, shape.len());
@@ -98,6 +109,15 @@ impl Layout {
             expected *= size;
         }
         true
+    }
+
+    /// True where each step surely leads to an element of its own, as each stride is longer than all that the shorter ones
+    /// reach together; with `repeats` apart from dimensions of stride 0.
+    pub(crate) fn is_distinct(&self, repeats: bool) -> bool {
+        let steps = || self.shape.iter().zip(&self.strides).filter(|(n, s)| **n > 1 && !(repeats && **s == 0));
+        let reach = |stride: usize| -> usize { steps().filter(|s| *s.1 < stride).map(|(n, s)| (n - 1) * s).sum() };
+        let twins = |stride: usize| steps().filter(|s| *s.1 == stride).count();
+        self.is_empty() || steps().all(|(_, &stride)| stride > reach(stride) && twins(stride) == 1)
     }
 
     /// Elements of the storage that this layout spans, from `offset` (one past the last, 0 if empty).

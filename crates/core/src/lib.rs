@@ -25,7 +25,7 @@ pub use device::{Backend, Buffer, Device, Storage};
 pub use diff::LedgerChange;
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
-pub use kernel::Kernel;
+pub use kernel::{Kernel, Launch};
 pub use ledger::{Ledger, LedgerEntry, LedgerTotals, Lint, RuleUse};
 pub use mark::{Decision, Int8Spec, Mark, Origin, Policy, Rounding, RuleInfo, Site};
 pub use meta::meta;

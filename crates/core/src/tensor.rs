@@ -17,13 +17,17 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// A contiguous tensor whose contents are undefined until a kernel fills it.
+    /// A contiguous tensor whose contents are undefined until a kernel fills it. Kernels may write it until it is
+    /// [`sealed`](Tensor::sealed), or a tape is given it.
     pub fn uninit(device: &Device, shape: &[usize], dtype: DType, kind: Kind) -> Result<Tensor> {
-        let bytes = element_count(shape)?
-            .checked_mul(dtype.size())
-            .ok_or_else(|| Error::tensor("shape", format!("{dtype}{shape:?} has more bytes than 64 bits can count")))?;
-        let storage = Arc::new(device.allocate(bytes, kind)?);
+        let storage = Arc::new(device.allocate(bytes_of(shape, dtype)?, kind)?);
         Ok(Tensor { storage, layout: Layout::contiguous(shape), dtype })
+    }
+
+    /// This tensor, whose numbers are what they shall be: from now on no kernel writes it while others hold it.
+    pub fn sealed(self) -> Tensor {
+        self.storage.set_open(false);
+        self
     }
 
     /// A tensor from host values in row-major order, counted as [`Kind::Input`]. On the meta device the values are dropped.
@@ -39,21 +43,20 @@ impl Tensor {
 
     /// A tensor from the bytes of its elements in row-major order and the machine's byte order.
     pub fn from_bytes(device: &Device, shape: &[usize], dtype: DType, bytes: &[u8]) -> Result<Tensor> {
-        let tensor = Tensor::uninit(device, shape, dtype, Kind::Input)?;
-        if tensor.storage.bytes() != bytes.len() {
-            return Err(Error::tensor(
-                "from_bytes",
-                format!("{} bytes given, {dtype}{shape:?} needs {}", bytes.len(), tensor.storage.bytes()),
-            ));
+        let needed = bytes_of(shape, dtype)?;
+        if needed != bytes.len() {
+            let reason = format!("{} bytes given, {dtype}{shape:?} needs {needed}", bytes.len());
+            return Err(Error::tensor("from_bytes", reason));
         }
-        device.backend().upload(tensor.storage.buffer(), 0, bytes)?;
-        Ok(tensor)
+        let mut storage = device.allocate(needed, Kind::Input)?;
+        storage.upload(bytes)?;
+        Ok(Tensor { storage: Arc::new(storage), layout: Layout::contiguous(shape), dtype }.sealed())
     }
 
-    /// A tensor filled with one value.
+    /// A tensor filled with one value. Kernels may write it, as one from [`uninit`](Tensor::uninit).
     pub fn full(device: &Device, shape: &[usize], dtype: DType, value: f64) -> Result<Tensor> {
         let tensor = Tensor::uninit(device, shape, dtype, Kind::Input)?;
-        device.backend().run(&Kernel::Fill { value, out: &tensor })?;
+        device.run(&Kernel::Fill { value, out: &tensor })?;
         Ok(tensor)
     }
 
@@ -75,8 +78,7 @@ impl Tensor {
         }
         let source = self.contiguous(Kind::Workspace)?;
         let mut bytes = vec![0u8; source.len() * self.dtype.size()];
-        let offset = source.layout.offset * self.dtype.size();
-        self.device().backend().download(source.storage.buffer(), offset, &mut bytes)?;
+        source.storage.download(source.layout.offset * self.dtype.size(), &mut bytes)?;
         Ok(bytes)
     }
 
@@ -199,7 +201,7 @@ impl Tensor {
     /// overlapping windows.
     pub fn as_strided(&self, shape: &[usize], strides: &[usize], offset: usize) -> Result<Tensor> {
         element_count(shape)?;
-        let layout = Layout { shape: shape.into(), strides: strides.into(), offset };
+        let mut layout = Layout { shape: shape.into(), strides: strides.into(), offset };
         let last = shape
             .iter()
             .zip(strides)
@@ -210,6 +212,9 @@ impl Tensor {
                 "{shape:?} with strides {strides:?} from {offset} isn't inside a storage of {elements} elements"
             );
             return Err(Error::tensor("as_strided", reason));
+        }
+        if layout.is_empty() {
+            layout = Layout::contiguous(shape); // the strides of no elements may be anything
         }
         Ok(self.with_layout(layout))
     }
@@ -225,9 +230,15 @@ impl Tensor {
     /// A contiguous copy with another dtype. Floats round to nearest even, to integers towards zero; to bool: not 0.
     pub fn cast(&self, dtype: DType, kind: Kind) -> Result<Tensor> {
         let out = Tensor::uninit(self.device(), self.shape(), dtype, kind)?;
-        self.device().backend().run(&Kernel::Copy { x: self, out: &out })?;
-        Ok(out)
+        self.device().run(&Kernel::Copy { x: self, out: &out })?;
+        Ok(out.sealed())
     }
+}
+
+/// Bytes of a contiguous tensor, or why no memory can hold it.
+fn bytes_of(shape: &[usize], dtype: DType) -> Result<usize> {
+    let bytes = element_count(shape)?.checked_mul(dtype.size());
+    bytes.ok_or_else(|| Error::tensor("shape", format!("{dtype}{shape:?} has more bytes than 64 bits can count")))
 }
 
 /// A tensor's description, without its memory.

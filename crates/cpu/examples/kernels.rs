@@ -24,7 +24,7 @@ const SEED: RandomStream = RandomStream { seed: 1, counter: 0 };
 impl Bench {
     fn normal(&self, shape: &[usize]) -> Result<Tensor> {
         let out = self.empty(shape)?;
-        self.device.backend().run(&Kernel::Normal { stream: SEED, std: 1.0, out: &out })?;
+        self.device.run(&Kernel::Normal { stream: SEED, std: 1.0, out: &out })?;
         Ok(out)
     }
 
@@ -42,7 +42,7 @@ impl Bench {
         while times.len() < 9 || start.elapsed().as_secs_f64() < 0.15 {
             let t = Instant::now();
             for kernel in kernels {
-                self.device.backend().run(kernel)?;
+                self.device.run(kernel)?;
             }
             times.push(t.elapsed().as_secs_f64());
         }
@@ -159,7 +159,7 @@ impl Bench {
         self.time("dequantize", 1.25 * bytes, "GB/s", &[back])?;
         let config = AdamWConfig { lr: 1e-9, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.0 };
         let (m, v) = (self.normal(&[rows, n])?, self.empty(&[rows, n])?);
-        self.device.backend().run(&Kernel::Fill { value: 1.0, out: &v })?;
+        self.device.run(&Kernel::Fill { value: 1.0, out: &v })?;
         let adamw = Kernel::AdamW { p: &x, g: &g, m: &m, v: &v, step: 3, config, grad_scale: 1.0 };
         self.time("adamw", 7.0 * bytes, "GB/s", &[adamw])?;
         Ok(())

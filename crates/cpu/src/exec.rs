@@ -11,6 +11,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 /// Work (in plain additions) below which a kernel runs on the calling thread: waking others costs some 10 us.
 const PARALLEL_WORK: usize = 64 * 1024;
 
+/// More threads than any machine has use for; starting them may well bring it down.
+const MOST_THREADS: usize = 4096;
+
 /// Threads and instruction set of one backend.
 #[derive(Debug)]
 pub(crate) struct Exec {
@@ -30,6 +33,12 @@ impl Exec {
             || rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("retape-cpu-{i}")).build();
         let mut exec = Exec::single();
         if threads > 1 {
+            if threads > MOST_THREADS {
+                return Err(no_threads(
+                    threads,
+                    &format!("at most {MOST_THREADS}, and 0 for as many as the machine offers"),
+                ));
+            }
             exec.threads = Some(build().map_err(|e| no_threads(threads, &e))?);
         }
         Ok(exec)
@@ -186,10 +195,10 @@ pub(crate) trait Scratch: Copy {}
 impl Scratch for f32 {}
 impl Scratch for f64 {}
 
-fn no_threads(threads: usize, error: &rayon::ThreadPoolBuildError) -> Error {
+fn no_threads(threads: usize, reason: &dyn std::fmt::Display) -> Error {
     Error::Unsupported {
         kernel: "device_with_threads",
         device: "cpu".into(),
-        reason: format!("{threads} threads: {error}"),
+        reason: format!("{threads} threads: {reason}"),
     }
 }

@@ -31,7 +31,7 @@ use attention_grad::Saved;
 use exec::Exec;
 use loss::Scores;
 use pool::Pool;
-use retape_core::{Backend, Buffer, Device, Kernel, Result};
+use retape_core::{Backend, Buffer, Device, Kernel, Launch, Result};
 
 /// A CPU device with as many threads as the machine offers.
 pub fn device() -> Device {
@@ -69,7 +69,8 @@ impl Default for Cpu {
     }
 }
 
-impl Backend for Cpu {
+// SAFETY: the pool gives what was asked for; kernels go through spans, which are as long as their operand's layout reaches.
+unsafe impl Backend for Cpu {
     fn name(&self) -> String {
         "cpu".into()
     }
@@ -82,19 +83,21 @@ impl Backend for Cpu {
         self.pool.release(buffer)
     }
 
-    fn upload(&self, buffer: &Buffer, offset: usize, bytes: &[u8]) -> Result<()> {
+    fn upload(&self, buffer: &mut Buffer, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.pool.owns("upload", buffer)?;
         view::host_range("upload", buffer, offset, bytes.len())?.as_mut_slice().copy_from_slice(bytes);
         Ok(())
     }
 
     fn download(&self, buffer: &Buffer, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        self.pool.owns("download", buffer)?;
         bytes.copy_from_slice(view::host_range("download", buffer, offset, bytes.len())?.as_slice());
         Ok(())
     }
 
-    fn run(&self, kernel: &Kernel<'_>) -> Result<()> {
+    fn run(&self, launch: &Launch<'_>) -> Result<()> {
         let exec = &self.exec;
-        match *kernel {
+        match *launch.kernel() {
             Kernel::Fill { value, out } => copy::fill(exec, value, out),
             Kernel::Copy { x, out } => copy::copy(exec, x, out),
             Kernel::Unary { f, x, out } => elementwise::unary(exec, f, x, out)?,

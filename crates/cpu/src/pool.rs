@@ -9,7 +9,7 @@
 
 use memmap2::MmapMut;
 use retape_core::{Buffer, Error, Result};
-use std::alloc::{Layout, alloc, dealloc};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
 
@@ -52,7 +52,7 @@ impl Memory {
         }
         let layout = Layout::from_size_align(size, ALIGN).ok()?;
         // SAFETY: `size` is not zero (a request of zero bytes never comes here).
-        let address = unsafe { alloc(layout) };
+        let address = unsafe { alloc_zeroed(layout) };
         if address.is_null() { None } else { Some(Memory::Heap { address: address as usize, layout }) }
     }
 
@@ -74,7 +74,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if let Memory::Heap { address, layout } = *self {
-            // SAFETY: `address` came from `alloc(layout)`, and this is its only owner.
+            // SAFETY: `address` came from `alloc_zeroed(layout)`, and this is its only owner.
             unsafe { dealloc(address as *mut u8, layout) }
         }
     }
@@ -83,7 +83,8 @@ impl Drop for Memory {
 impl Pool {
     pub fn allocate(&self, bytes: usize) -> Result<Buffer> {
         if bytes == 0 {
-            return Ok(Buffer { address: ALIGN, bytes });
+            // SAFETY: no byte is at this address.
+            return Ok(unsafe { Buffer::new(ALIGN, 0) });
         }
         let state = &mut *self.0.lock().unwrap_or_else(|e| e.into_inner());
         let full = |state: &State| Error::OutOfMemory {
@@ -94,7 +95,8 @@ impl Pool {
         let unit = if bytes >= MAPPED { PAGE } else { ALIGN };
         let size = bytes.checked_next_multiple_of(unit).filter(|&n| n <= isize::MAX as usize - PAGE);
         let size = size.ok_or_else(|| full(state))?;
-        state.peak = state.peak.max(state.requested + bytes);
+        let peak = state.peak;
+        state.peak = peak.max(state.requested + bytes);
         let fit = state.by_size.range((size, 0)..=(size + size / 16, u64::MAX)).next().map(|(&key, _)| key);
         let memory = match fit.and_then(|key| state.uncache(key)) {
             Some(memory) => memory,
@@ -105,7 +107,10 @@ impl Pool {
                     state.shrink(usize::MAX / 2);
                     Memory::take(size)
                 });
-                let memory = memory.ok_or_else(|| full(state))?;
+                let Some(memory) = memory else {
+                    state.peak = peak; // what failed was never held
+                    return Err(full(state));
+                };
                 state.held += size;
                 memory
             }
@@ -113,19 +118,29 @@ impl Pool {
         state.requested += bytes;
         let address = memory.address();
         state.in_use.insert(address, memory);
-        Ok(Buffer { address, bytes })
+        // SAFETY: the system's memory is zeroed, and this is in use until it is released.
+        Ok(unsafe { Buffer::new(address, bytes) })
+    }
+
+    /// Fails unless the buffer is one that this pool has given.
+    pub fn owns(&self, what: &'static str, buffer: &Buffer) -> Result<()> {
+        let state = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        if buffer.bytes() == 0 || state.in_use.contains_key(&buffer.address()) {
+            return Ok(());
+        }
+        Err(Error::InvalidTensor { what, reason: "the buffer is another device's".into() })
     }
 
     pub fn release(&self, buffer: Buffer) {
-        if buffer.bytes == 0 {
+        if buffer.bytes() == 0 {
             return;
         }
         let state = &mut *self.0.lock().unwrap_or_else(|e| e.into_inner());
-        let Some(memory) = state.in_use.remove(&buffer.address) else {
+        let Some(memory) = state.in_use.remove(&buffer.address()) else {
             debug_assert!(false, "a buffer that this pool didn't give");
             return;
         };
-        state.requested -= buffer.bytes;
+        state.requested -= buffer.bytes();
         state.clock += 1;
         let age = u64::MAX - state.clock;
         state.by_age.insert(age, memory.size());
@@ -178,7 +193,7 @@ mod tests {
             }
             while live.len() > 100 || (draw.is_multiple_of(3) && !live.is_empty()) {
                 let buffer: Buffer = live.swap_remove(draw % live.len());
-                requested -= buffer.bytes;
+                requested -= buffer.bytes();
                 pool.release(buffer);
                 if !draw.is_multiple_of(7) {
                     break;
@@ -193,11 +208,11 @@ mod tests {
     fn recycles_aligns_and_refuses() {
         let pool = Pool::default();
         let first = pool.allocate(1000).unwrap();
-        let address = first.address;
+        let address = first.address();
         assert_eq!(address % ALIGN, 0);
         pool.release(first);
         let again = pool.allocate(990).unwrap();
-        assert_eq!(again.address, address);
+        assert_eq!(again.address(), address);
         pool.release(again);
         assert!(matches!(pool.allocate(isize::MAX as usize), Err(Error::OutOfMemory { .. })));
         assert!(matches!(pool.allocate(1 << 60), Err(Error::OutOfMemory { .. })));

@@ -5,8 +5,9 @@
 //! f32 may lie in memory as bf16 or f16 (see [`crate::halves`]).
 //! A [`Rows`] is a tensor seen as rows along its last dimension; a [`Nest`] is several tensors of one shape walked together.
 //!
-//! What makes this sound rests with the callers, and is the same everywhere: core keeps every operand's storage alive
-//! and big enough during a kernel, and a kernel's parallel tasks write disjoint elements that no other task reads.
+//! What makes this sound is the same everywhere: core has checked a kernel's operands (see [`retape_core::Launch`]), keeps
+//! their storage alive and lets no other kernel write it meanwhile; and a kernel's parallel tasks write disjoint elements
+//! that no other task reads.
 
 use crate::exec::{Baseline, Exec, Target};
 use crate::halves::{Cell, Half};
@@ -70,7 +71,7 @@ impl<T: Cell> Span<T> {
     /// All elements from the tensor's first to the last that its layout reaches, in storage order.
     pub fn of(tensor: &Tensor) -> Span<T> {
         let half = if T::WIDENS { Half::of(tensor.dtype()) } else { None };
-        let (ptr, step) = (tensor.storage().buffer().address as *mut T, 1 | format(half));
+        let (ptr, step) = (tensor.storage().address() as *mut T, 1 | format(half));
         let whole = Span { ptr, len: tensor.layout().span(), step };
         assert_eq!(whole.size(), tensor.dtype().size(), "elements of {} aren't of this type", tensor.dtype());
         // The offset may lie past the end of an empty tensor's storage: no element is ever touched there.
@@ -449,9 +450,9 @@ pub(crate) fn unsupported(kernel: &'static str, dtype: DType) -> Error {
 
 /// `len` bytes of a buffer, for copies to and from the host.
 pub(crate) fn host_range(what: &'static str, buffer: &Buffer, offset: usize, len: usize) -> Result<Span<u8>> {
-    if offset.checked_add(len).is_none_or(|end| end > buffer.bytes) {
-        let reason = format!("{len} bytes at {offset} of a buffer of {} bytes", buffer.bytes);
+    if offset.checked_add(len).is_none_or(|end| end > buffer.bytes()) {
+        let reason = format!("{len} bytes at {offset} of a buffer of {} bytes", buffer.bytes());
         return Err(Error::InvalidTensor { what, reason });
     }
-    Ok(Span { ptr: (buffer.address as *mut u8).wrapping_add(offset), len, step: 1 })
+    Ok(Span { ptr: (buffer.address() as *mut u8).wrapping_add(offset), len, step: 1 })
 }

@@ -39,6 +39,11 @@ impl<T: Cell> Planes<T> {
     }
 }
 
+/// The work of all places of the window for each element of a tensor.
+fn work(of: &Tensor, w: &Window) -> usize {
+    of.len().saturating_mul(w.kernel[0]).saturating_mul(w.kernel[1])
+}
+
 /// Along dimension `d`, the outputs `0 .. outputs` that see an element of `size` at place `k` of the window.
 #[inline(always)]
 fn inside(w: &Window, d: usize, k: usize, size: usize, outputs: usize) -> std::ops::Range<usize> {
@@ -158,7 +163,7 @@ impl Indices {
 pub(crate) fn max_pool(exec: &Exec, x: &Tensor, w: Window, out: &Tensor, index: &Tensor) -> Result<()> {
     for_float!("max_pool", x.dtype(), T => {
         let (xs, outs, indices) = (Planes::<T>::of(x), Planes::<T>::of(out), Indices::of("max_pool", index)?);
-        exec.run::<T>(outs.count, out.len() * w.kernel[0] * w.kernel[1], #[inline(always)] |plane| {
+        exec.run::<T>(outs.count, work(out, &w), #[inline(always)] |plane| {
             for oy in 0..outs.size[0] {
                 for ox in 0..outs.size[1] {
                     // A window that sees nothing: -inf, and an index that is none.
@@ -258,7 +263,7 @@ fn count(w: &Window, divisor: PoolDivisor, (y, x): (usize, usize), size: [usize;
 pub(crate) fn avg_pool(exec: &Exec, x: &Tensor, (w, divisor): (Window, PoolDivisor), out: &Tensor) -> Result<()> {
     for_float!("avg_pool", x.dtype(), T => {
         let (xs, outs) = (Planes::<T>::of(x), Planes::<T>::of(out));
-        exec.run::<T>(outs.count, out.len() * w.kernel[0] * w.kernel[1], #[inline(always)] |plane| {
+        exec.run::<T>(outs.count, work(out, &w), #[inline(always)] |plane| {
             for oy in 0..outs.size[0] {
                 for ox in 0..outs.size[1] {
                     let (columns, mut sum) = (seen(&w, 1, ox, xs.size[1]), T::ZERO);
@@ -281,7 +286,7 @@ pub(crate) fn avg_pool(exec: &Exec, x: &Tensor, (w, divisor): (Window, PoolDivis
 pub(crate) fn avg_pool_grad(exec: &Exec, g: &Tensor, (w, divisor): (Window, PoolDivisor), out: &Tensor) -> Result<()> {
     for_float!("avg_pool_grad", g.dtype(), T => {
         let (gs, outs) = (Planes::<T>::of(g), Planes::<T>::of(out));
-        exec.run::<T>(outs.count, g.len() * w.kernel[0] * w.kernel[1], #[inline(always)] |plane| {
+        exec.run::<T>(outs.count, work(g, &w), #[inline(always)] |plane| {
             for y in 0..outs.size[0] {
                 unrounded(exec, outs.row(plane, y), #[inline(always)] |row| {
                     row.fill(T::ZERO);

@@ -266,7 +266,7 @@ fn cross_entropy_and_ignored_rows() {
         let [l, s] = [&[][..], &[rows]].map(|s| poisoned(&device, dtype, s));
         let kernel =
             Kernel::CrossEntropy { logits: &logits, target: &bad, weight: None, spec, loss: &l, lse: Some(&s) };
-        let error = device.backend().run(&kernel).unwrap_err();
+        let error = device.run(&kernel).unwrap_err();
         assert!(matches!(&error, Error::InvalidValue { .. }) && error.to_string().contains("130"), "{error}");
         let none = Tensor::from_slice(&device, &[rows], &vec![-1i64; rows]).unwrap();
         run(
@@ -303,7 +303,7 @@ fn embedding_and_gradient() {
         for bad in [-1i64, 7] {
             let ids = Tensor::from_slice(&device, &[2], &[0, bad]).unwrap();
             let out = poisoned(&device, dtype, &[2, width]);
-            let error = device.backend().run(&Kernel::Embedding { table: &table, ids: &ids, out: &out }).unwrap_err();
+            let error = device.run(&Kernel::Embedding { table: &table, ids: &ids, out: &out }).unwrap_err();
             assert!(matches!(error, Error::InvalidValue { .. }));
             let text = error.to_string();
             assert!(text.contains(&bad.to_string()) && text.contains("position 1") && text.contains("0..7"), "{text}");
@@ -508,7 +508,7 @@ fn gradients_of_the_largest() {
             assert_eq!(dx.to_bytes().unwrap(), want.to_bytes().unwrap(), "{dtype} {w:?}");
         }
         let unrounded = matches!(dtype, DType::F32 | DType::F64);
-        assert_eq!(fresh.backend().scratch_bytes() == 0, unrounded, "{dtype}");
+        assert_eq!(fresh.scratch_bytes() == 0, unrounded, "{dtype}");
     }
 }
 

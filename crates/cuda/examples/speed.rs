@@ -38,9 +38,9 @@ impl Bench {
     fn tensor(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let out = Tensor::uninit(&self.device, shape, dtype, Kind::Input)?;
         if dtype.is_float() {
-            self.device.backend().run(&Kernel::Normal { stream: STREAM, std: 1.0, out: &out })?;
+            self.device.run(&Kernel::Normal { stream: STREAM, std: 1.0, out: &out })?;
         } else {
-            self.device.backend().run(&Kernel::Fill { value: 1.0, out: &out })?;
+            self.device.run(&Kernel::Fill { value: 1.0, out: &out })?;
         }
         Ok(out)
     }
@@ -83,34 +83,34 @@ impl Bench {
         let shape = format!("{rows} x {columns} bf16");
         let (dtype, elements) = (DType::BF16, rows * columns);
         let bytes = elements * 2;
-        let backend = || self.device.backend();
+        let device = &self.device;
 
         let pairs = self
             .rotate(2 * bytes, || Ok((self.tensor(&[rows, columns], dtype)?, self.tensor(&[rows, columns], dtype)?)))?;
-        let copy = self.time(&pairs, |(x, out)| backend().run(&Kernel::Copy { x, out }))?;
-        let softmax = self.time(&pairs, |(x, out)| backend().run(&Kernel::Softmax { x, out }))?;
+        let copy = self.time(&pairs, |(x, out)| device.run(&Kernel::Copy { x, out }))?;
+        let softmax = self.time(&pairs, |(x, out)| device.run(&Kernel::Softmax { x, out }))?;
         let unary = retape_core::kernel::Unary::GeluTanh;
-        let gelu = self.time(&pairs, |(x, out)| backend().run(&Kernel::Unary { f: unary, x, out }))?;
+        let gelu = self.time(&pairs, |(x, out)| device.run(&Kernel::Unary { f: unary, x, out }))?;
 
         let weight = self.tensor(&[columns], DType::F32)?;
         let (mean, rstd) = (self.tensor(&[rows, 1], DType::F32)?, self.tensor(&[rows, 1], DType::F32)?);
         let norm = self.time(&pairs, |(x, out)| {
             let (weight, bias) = (Some(&weight), Some(&weight));
-            backend().run(&Kernel::LayerNorm { x, weight, bias, eps: 1e-5, out, mean: Some(&mean), rstd: &rstd })
+            device.run(&Kernel::LayerNorm { x, weight, bias, eps: 1e-5, out, mean: Some(&mean), rstd: &rstd })
         })?;
 
         let (q, scales) = (self.tensor(&[rows, columns], DType::U8)?, self.tensor(&[rows, columns / 64], DType::F32)?);
         let quantize = self.time(&pairs, |(x, _)| {
-            backend().run(&Kernel::Quantize { x, group: 64, rounding: None, q: &q, scales: &scales })
+            device.run(&Kernel::Quantize { x, group: 64, rounding: None, q: &q, scales: &scales })
         })?;
-        let dequantize = self
-            .time(&pairs, |(_, out)| backend().run(&Kernel::Dequantize { q: &q, scales: &scales, group: 64, out }))?;
+        let dequantize =
+            self.time(&pairs, |(_, out)| device.run(&Kernel::Dequantize { q: &q, scales: &scales, group: 64, out }))?;
 
         let target = Tensor::full(&self.device, &[rows], DType::I64, 3.0)?;
         let (loss, lse) = (self.tensor(&[], DType::F32)?, self.tensor(&[rows], DType::F32)?);
         let spec = CrossEntropySpec::default();
         let cross_entropy = self.time(&pairs, |(x, _)| {
-            backend().run(&Kernel::CrossEntropy {
+            device.run(&Kernel::CrossEntropy {
                 logits: x,
                 target: &target,
                 weight: None,
@@ -124,7 +124,7 @@ impl Bench {
         let config = AdamWConfig { lr: 1e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
         let adamw = self.time(&[states], |s| {
             let (p, g, m, v) = (&s[0], &s[1], &s[2], &s[3]);
-            backend().run(&Kernel::AdamW { p, g, m, v, step: 10, config, grad_scale: 1.0 })
+            device.run(&Kernel::AdamW { p, g, m, v, step: 10, config, grad_scale: 1.0 })
         })?;
 
         let moved = bytes as f64;
@@ -148,7 +148,7 @@ impl Bench {
                     Ok([self.tensor(&[m, k], dtype)?, self.tensor(&[k, n], dtype)?, self.tensor(&[m, n], dtype)?])
                 })?;
                 let seconds = self.time(&operands, |[a, b, out]| {
-                    self.device.backend().run(&Kernel::Matmul { a, b, alpha: 1.0, accumulate: false, out })
+                    self.device.run(&Kernel::Matmul { a, b, alpha: 1.0, accumulate: false, out })
                 })?;
                 let flops = 2.0 * m as f64 * n as f64 * k as f64;
                 self.report("matmul", &format!("{m} x {n} x {k} {dtype}"), seconds, flops, "TFLOP/s");
@@ -183,18 +183,18 @@ impl Bench {
                 (0..2).map(|_| self.tensor(&[batch, heads, time], DType::F32)).collect::<Result<Vec<_>>>()?;
             Ok((tensors, statistics))
         })?;
-        let backend = self.device.backend();
+        let device = &self.device;
         let (mask, segments) = (None, None);
         let forward = self.time(&operands, |(t, s)| {
             let (q, k, v, out, lse) = (&t[0], &t[1], &t[2], &t[3], &s[0]);
-            backend.run(&Kernel::Attention { q, k, v, mask, segments, spec, out, lse })
+            device.run(&Kernel::Attention { q, k, v, mask, segments, spec, out, lse })
         })?;
         let backward = self.time(&operands, |(t, s)| {
             let (q, k, v, o, g, dq, dk, dv) = (&t[0], &t[1], &t[2], &t[3], &t[4], &t[5], &t[6], &t[7]);
             let (lse, delta) = (&s[0], &s[1]);
-            backend.run(&Kernel::AttentionDelta { o, g, delta })?;
-            backend.run(&Kernel::AttentionGradKv { q, k, v, mask, segments, g, lse, delta, spec, dk, dv })?;
-            backend.run(&Kernel::AttentionGradQ { q, k, v, mask, segments, g, lse, delta, spec, dq })
+            device.run(&Kernel::AttentionDelta { o, g, delta })?;
+            device.run(&Kernel::AttentionGradKv { q, k, v, mask, segments, g, lse, delta, spec, dk, dv })?;
+            device.run(&Kernel::AttentionGradQ { q, k, v, mask, segments, g, lse, delta, spec, dq })
         })?;
         let flops = 4.0 * (batch * heads * size) as f64 * (time * time) as f64 * if causal { 0.5 } else { 1.0 };
         let label = format!("{batch}x{time}x{heads}x{size}{}", if causal { " causal" } else { "" });

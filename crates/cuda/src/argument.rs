@@ -38,7 +38,7 @@ impl TensorArg {
             });
         }
         let dtype = code(tensor.dtype());
-        let address = tensor.storage().buffer().address + tensor.layout().offset * tensor.dtype().size();
+        let address = tensor.storage().address() + tensor.layout().offset * tensor.dtype().size();
         let mut arg = TensorArg { data: address as u64, dtype, rank: dims.len() as i32, ..TensorArg::ABSENT };
         for (d, &(size, stride)) in dims.iter().enumerate() {
             (arg.shape[d], arg.strides[d]) = (size as i64, stride as i64);

@@ -84,7 +84,7 @@ pub(crate) fn find_bad(
     }
     let size = indices.dtype().size();
     let mut bytes = vec![0; size];
-    gpu.download(indices.storage().buffer().address + offset * size, &mut bytes)?;
+    gpu.download(indices.storage().address() + offset * size, &mut bytes)?;
     let index = if size == 8 { i64::from_bytes(&bytes)[0] } else { i32::from_bytes(&bytes)[0].into() };
     Ok(Some(Bad { index, position: position as usize }))
 }

@@ -39,7 +39,7 @@ use cross_entropy::Scores;
 use cublas::CublasLt;
 use device::Gpu;
 use norm::Normed;
-use retape_core::{Backend, Buffer, Device, Error, Kernel, Result};
+use retape_core::{Backend, Buffer, Device, Error, Kernel, Launch, Result};
 use std::path::PathBuf;
 
 /// The GPU with this number, with the driver and the kernels that are found.
@@ -79,20 +79,23 @@ impl Drop for Cuda {
     }
 }
 
-impl Backend for Cuda {
+// SAFETY: the driver gives what was asked for; kernels stay inside what their operand's layout reaches.
+unsafe impl Backend for Cuda {
     fn name(&self) -> String {
         self.gpu.name().into()
     }
 
     fn allocate(&self, bytes: usize) -> Result<Buffer> {
-        Ok(Buffer { address: self.gpu.allocate(bytes)?, bytes })
+        let address = self.gpu.allocate(bytes)?;
+        // SAFETY: the driver's memory is this buffer's until it is released; any bytes of it are numbers.
+        Ok(unsafe { Buffer::new(address, bytes) })
     }
 
     fn release(&self, buffer: Buffer) {
-        self.gpu.release(buffer.address)
+        self.gpu.release(buffer.address())
     }
 
-    fn upload(&self, buffer: &Buffer, offset: usize, bytes: &[u8]) -> Result<()> {
+    fn upload(&self, buffer: &mut Buffer, offset: usize, bytes: &[u8]) -> Result<()> {
         self.gpu.upload(range("upload", buffer, offset, bytes.len())?, bytes)
     }
 
@@ -108,9 +111,9 @@ impl Backend for Cuda {
         self.gpu.workspace_bytes() as u64 + self.gpu.table_bytes() + self.cublas.scratch_bytes()
     }
 
-    fn run(&self, kernel: &Kernel<'_>) -> Result<()> {
+    fn run(&self, launch: &Launch<'_>) -> Result<()> {
         let gpu = &self.gpu;
-        match *kernel {
+        match *launch.kernel() {
             Kernel::Fill { value, out } => copy::fill(gpu, value, out),
             Kernel::Copy { x, out } => copy::copy(gpu, x, out),
             Kernel::Unary { f, x, out } => elementwise::unary(gpu, f, x, out),
@@ -214,11 +217,11 @@ impl Backend for Cuda {
 
 /// The address of `bytes` bytes at `offset`, which lie in the buffer.
 fn range(what: &'static str, buffer: &Buffer, offset: usize, bytes: usize) -> Result<usize> {
-    if offset.checked_add(bytes).is_some_and(|end| end <= buffer.bytes) {
-        return Ok(buffer.address + offset);
+    if offset.checked_add(bytes).is_some_and(|end| end <= buffer.bytes()) {
+        return Ok(buffer.address() + offset);
     }
     Err(Error::InvalidTensor {
         what,
-        reason: format!("{bytes} bytes at {offset} are not inside a buffer of {} bytes", buffer.bytes),
+        reason: format!("{bytes} bytes at {offset} are not inside a buffer of {} bytes", buffer.bytes()),
     })
 }

@@ -51,12 +51,21 @@ impl State {
         let dtype = p.dtype().computed_in();
         let zeros = || {
             let tensor = Tensor::uninit(p.device(), p.shape(), dtype, Kind::Optimizer)?;
-            p.device().backend().run(&Kernel::Fill { value: 0.0, out: &tensor })?;
-            Ok::<Tensor, Error>(tensor)
+            p.device().run(&Kernel::Fill { value: 0.0, out: &tensor })?;
+            Ok::<Tensor, Error>(tensor.sealed())
         };
         let (m, v) = (zeros()?, zeros()?);
         let master = if dtype == p.dtype() { None } else { Some(p.cast(dtype, Kind::Optimizer)?) };
         Ok(State { m, v, master, step: 0, replacements: Some(replacements) })
+    }
+
+    /// Has each tensor to itself: somebody may hold what [`AdamW::state`] gave.
+    fn unshare(&mut self) -> Result<()> {
+        let tensors = [&mut self.m, &mut self.v].into_iter().chain(&mut self.master);
+        for tensor in tensors.filter(|tensor| !tensor.is_sole_owner()) {
+            *tensor = tensor.copy(Kind::Optimizer)?;
+        }
+        Ok(())
     }
 
     /// A parameter that was set to other numbers since is followed. One that was set to what the master rounds to, as when
@@ -68,7 +77,7 @@ impl State {
         if let Some(master) = &self.master {
             let rounded = master.cast(p.dtype(), Kind::Workspace)?;
             if p.device().computes() && rounded.to_bytes()? != p.to_bytes()? {
-                p.device().backend().run(&Kernel::Copy { x: p, out: master })?;
+                p.device().run(&Kernel::Copy { x: p, out: master })?;
             }
         }
         self.replacements = Some(replacements);
@@ -153,7 +162,10 @@ impl AdamW {
             let g = g.contiguous(Kind::Workspace)?;
             parameter.with_unique(|p| {
                 match self.state.get_mut(&id) {
-                    Some(state) => state.follow(p, replacements)?,
+                    Some(state) => {
+                        state.unshare()?;
+                        state.follow(p, replacements)?;
+                    }
                     None => drop(made.insert(id, State::new(p, replacements)?)),
                 }
                 Ok(())
@@ -165,10 +177,10 @@ impl AdamW {
             let state = self.state.get_mut(&parameter.id()).expect("made above");
             let (m, v, step) = (&state.m, &state.v, state.step + 1);
             parameter.with_unique(|p| {
-                let (backend, sum) = (p.device().backend(), state.master.as_ref().unwrap_or(p));
-                backend.run(&Kernel::AdamW { p: sum, g: &g, m, v, step, config, grad_scale })?;
+                let (device, sum) = (p.device(), state.master.as_ref().unwrap_or(p));
+                device.run(&Kernel::AdamW { p: sum, g: &g, m, v, step, config, grad_scale })?;
                 if let Some(master) = &state.master {
-                    backend.run(&Kernel::Copy { x: master, out: p })?;
+                    device.run(&Kernel::Copy { x: master, out: p })?;
                 }
                 Ok(())
             })?;

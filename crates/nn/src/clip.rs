@@ -35,7 +35,7 @@ pub fn clip_grad_norm(gradients: &Gradients, parameters: &[Parameter], max_norm:
     let (mut sum, mut computes) = (0.0, true);
     for (_, g) in &given {
         let out = Tensor::uninit(g.device(), &[], DType::F64, Kind::Workspace)?;
-        g.device().backend().run(&Kernel::SquaredNorm { x: g, out: &out })?;
+        g.device().run(&Kernel::SquaredNorm { x: g, out: &out })?;
         computes = g.device().computes();
         if computes {
             sum += out.item()?;

@@ -25,7 +25,7 @@ impl Initializer {
         let stream = self.stream();
         let drawn = if self.dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let mut tensor = Tensor::uninit(&self.device, shape, drawn, Kind::Parameter)?;
-        self.device.backend().run(&Kernel::Normal { stream, std, out: &tensor })?;
+        self.device.run(&Kernel::Normal { stream, std, out: &tensor })?;
         if drawn != self.dtype {
             tensor = tensor.cast(self.dtype, Kind::Parameter)?;
         }
@@ -36,7 +36,7 @@ impl Initializer {
     pub fn constant(&mut self, name: impl Into<String>, shape: &[usize], value: f64) -> Result<Parameter> {
         self.stream();
         let tensor = Tensor::uninit(&self.device, shape, self.dtype, Kind::Parameter)?;
-        self.device.backend().run(&Kernel::Fill { value, out: &tensor })?;
+        self.device.run(&Kernel::Fill { value, out: &tensor })?;
         Parameter::new(name, tensor)
     }
 

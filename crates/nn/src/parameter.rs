@@ -161,7 +161,7 @@ impl Parameter {
 fn own(tensor: Tensor) -> Result<Tensor> {
     if tensor.is_sole_owner() {
         tensor.storage().set_kind(Kind::Parameter);
-        return Ok(tensor);
+        return Ok(tensor.sealed());
     }
     Ok(tensor.copy(Kind::Parameter)?)
 }

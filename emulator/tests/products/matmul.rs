@@ -43,13 +43,13 @@ fn check(both: &Both, case: Case<'_>) -> Vec<u8> {
     let product = |a: &Tensor, b: &Tensor, out: &Tensor| {
         let out = wide(out);
         let (alpha, accumulate) = (case.alpha, case.accumulate);
-        both.cpu.backend().run(&Kernel::Matmul { a, b, alpha, accumulate, out: &out }).unwrap();
+        both.cpu.run(&Kernel::Matmul { a, b, alpha, accumulate, out: &out }).unwrap();
         out.to_f64_vec().unwrap()
     };
     let want = product(&wide(&a_cpu), &wide(&b_cpu), &out_cpu);
     let terms = product(&positive(&a_cpu), &positive(&b_cpu), &positive(&out_cpu));
     let kernel = Kernel::Matmul { a: &a, b: &b, alpha: case.alpha, accumulate: case.accumulate, out: &out };
-    both.cuda.backend().run(&kernel).unwrap();
+    both.cuda.run(&kernel).unwrap();
     let got = out.to_f64_vec().unwrap();
     let sums = if case.dtypes[2] == DType::F64 { DType::F64 } else { DType::F32 };
     for (i, ((&got, &want), terms)) in got.iter().zip(&want).zip(terms).enumerate() {
@@ -184,10 +184,7 @@ fn not_finite() {
             let [a, _] = both.tensors(Plain, &[m, k], dtype, &values);
             let [b, _] = both.tensors(lie, &[k, n], dtype, &numbers(k * n, 2));
             let [out, _] = both.outs(&[m, n], dtype);
-            both.cuda
-                .backend()
-                .run(&Kernel::Matmul { a: &a, b: &b, alpha: 1.0, accumulate: false, out: &out })
-                .unwrap();
+            both.cuda.run(&Kernel::Matmul { a: &a, b: &b, alpha: 1.0, accumulate: false, out: &out }).unwrap();
             let wrong =
                 out.to_f64_vec().unwrap().iter().enumerate().find(|(i, x)| x.is_nan() != (i / n == 3)).map(|x| x.0);
             assert_eq!(wrong, None, "{dtype}, {n} columns");

@@ -70,7 +70,7 @@ fn dropout() {
                 );
                 same_bytes(&format!("{dtype} {shape:?} {lie:?}"), &outs);
                 if lie == Lie::Plain {
-                    both.cuda.backend().run(&Kernel::Dropout { x: &x, p, stream: STREAM, out: &x }).unwrap();
+                    both.cuda.run(&Kernel::Dropout { x: &x, p, stream: STREAM, out: &x }).unwrap();
                     same_bytes(&format!("{dtype} {shape:?} in place"), &[x, outs[1].clone()]);
                 }
             }

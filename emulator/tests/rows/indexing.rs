@@ -62,7 +62,7 @@ fn a_sum_in_the_order_of_ids() {
         let g = Tensor::from_slice(device, &[200, 1], &g).unwrap();
         let ids = Tensor::from_slice(device, &[200], &(0..200).map(|i| i64::from(i % 3)).collect::<Vec<_>>()).unwrap();
         let out = Tensor::full(device, &[3, 1], DType::F32, f64::NAN).unwrap();
-        device.backend().run(&Kernel::EmbeddingGrad { ids: &ids, g: &g, out: &out }).unwrap();
+        device.run(&Kernel::EmbeddingGrad { ids: &ids, g: &g, out: &out }).unwrap();
         out.to_bytes().unwrap()
     };
     assert_eq!(on(&cuda()), on(&retape_cpu::device()));

@@ -92,7 +92,7 @@ fn check(case: Case, dtype: DType, lie: Lie) {
         loss: &loss,
         lse: Some(&lse),
     };
-    logits.theirs.device().backend().run(&kernel).unwrap();
+    logits.theirs.device().run(&kernel).unwrap();
     let stat = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let lse = Twin::of(&[rows], &lse.to_vec::<f64>().unwrap(), stat);
     let g = Twin::random(Lie::Plain, &case.loss_shape(), 4, dtype);

@@ -88,7 +88,7 @@ fn statistics(x: &Twin, shape: &[usize], centred: bool, dtype: DType) -> (Twin, 
         mean: centred.then_some(&mean),
         rstd: &rstd,
     };
-    x.theirs.device().backend().run(&kernel).unwrap();
+    x.theirs.device().run(&kernel).unwrap();
     let dtype = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let twin = |t: &retape_core::Tensor| Twin::of(&stats(shape), &t.to_vec::<f64>().unwrap(), dtype);
     (twin(&mean), twin(&rstd))

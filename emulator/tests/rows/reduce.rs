@@ -97,13 +97,13 @@ fn not_a_number_and_infinity() {
 #[test]
 fn the_workspace_is_counted() {
     let device = retape_cuda_emulator::device();
-    assert_eq!(device.backend().scratch_bytes(), 0);
+    assert_eq!(device.scratch_bytes(), 0);
     let x = retape_core::Tensor::full(&device, &[1 << 20], DType::F32, 1.0).unwrap();
     let out = retape_core::Tensor::full(&device, &[1], DType::F32, 0.0).unwrap();
     for _ in 0..2 {
-        device.backend().run(&Kernel::Reduce { f: Reduce::Sum, x: &x, out: &out }).unwrap();
+        device.run(&Kernel::Reduce { f: Reduce::Sum, x: &x, out: &out }).unwrap();
         assert_eq!(out.item().unwrap(), f64::from(1 << 20));
-        let held = device.backend().scratch_bytes();
+        let held = device.scratch_bytes();
         assert!(held > 0 && held <= 1 << 17, "{held}");
     }
 }
@@ -116,7 +116,7 @@ fn a_view_sums_as_its_copy() {
         let of = |lie| {
             let x = Twin::lying(lie, shape, &values, DType::F32).ours;
             let out = retape_core::Tensor::full(x.device(), &reduced(shape, dims), DType::F32, f64::NAN).unwrap();
-            x.device().backend().run(&Kernel::Reduce { f: Reduce::Sum, x: &x, out: &out }).unwrap();
+            x.device().run(&Kernel::Reduce { f: Reduce::Sum, x: &x, out: &out }).unwrap();
             out.to_bytes().unwrap()
         };
         assert!(of(Lie::Plain) == of(Lie::Turned) && of(Lie::Plain) == of(Lie::Inside), "{shape:?}");
@@ -158,7 +158,7 @@ fn gradients() {
             let g = Twin::random(Lie::Plain, &kept, 7, dtype);
             for f in kinds().into_iter().filter(|&f| f != Reduce::Sum) {
                 let y = retape_core::Tensor::full(x.theirs.device(), &kept, DType::F64, f64::NAN).unwrap();
-                y.device().backend().run(&Kernel::Reduce { f, x: &x.theirs, out: &y }).unwrap();
+                y.device().run(&Kernel::Reduce { f, x: &x.theirs, out: &y }).unwrap();
                 let y = Twin::of(&kept, &y.to_vec::<f64>().unwrap(), dtype);
                 // The magnitudes' ends are among x; those of 0.5 and of least magnitude 0 are steep or 0.
                 compare(

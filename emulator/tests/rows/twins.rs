@@ -172,11 +172,11 @@ impl Side {
     }
 
     pub fn run(&self, kernel: Kernel<'_>) {
-        self.device.backend().run(&kernel).unwrap();
+        self.device.run(&kernel).unwrap();
     }
 
     pub fn error(&self, kernel: Kernel<'_>) -> Error {
-        self.device.backend().run(&kernel).unwrap_err()
+        self.device.run(&kernel).unwrap_err()
     }
 }
 

@@ -401,7 +401,7 @@ impl Var {
             let shared = batch.pop().unwrap_or(1);
             heads = [shared; 3];
         }
-        let samples: usize = batch.iter().product();
+        let samples = crate::layout::element_count(&batch)?;
         let four = |x: &Var, i: usize| -> Result<Var> {
             let (t, size) = (shapes[i][shapes[i].len() - 2], shapes[i][shapes[i].len() - 1]);
             let full = [&batch[..], &heads[i..][..out_lead.len() - batch.len()], &[t, size]];

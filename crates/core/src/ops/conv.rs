@@ -8,6 +8,7 @@
 
 use super::*;
 use crate::kernel::Window;
+use crate::layout::{padded, reach};
 use crate::tape::Var;
 
 /// Elements of the columns made at a time, unless one sample has more.
@@ -26,11 +27,6 @@ pub struct Conv2d {
     pub groups: usize,
     /// Whether there is a bias.
     pub bias: bool,
-}
-
-/// How far a kernel of `k` elements reaches.
-fn reach(k: usize, dilation: usize) -> usize {
-    dilation * (k - 1) + 1
 }
 
 impl Conv2d {
@@ -62,7 +58,7 @@ impl Conv2d {
     ) -> Result<()> {
         let sample = [x[1], weight[2], weight[3], y[2], y[3]];
         let (rows, places) = (weight[1] * weight[2] * weight[3], y[2] * y[3]);
-        let together = (COLUMNS / (self.groups * rows * places).max(1)).clamp(1, x[0].max(1));
+        let together = (COLUMNS / self.groups.saturating_mul(rows).saturating_mul(places).max(1)).clamp(1, x[0].max(1));
         for from in (0..x[0]).step_by(together) {
             let n = together.min(x[0] - from);
             let mut shape: Shape = Shape::from_slice(&[n]);
@@ -108,16 +104,16 @@ impl Rule for Conv2d {
         }
         let mut shape = Shape::from_slice(&[x[0], w[0]]);
         for d in 0..2 {
-            let padded = x[2 + d] + self.padding[d][0] + self.padding[d][1];
-            if w[2 + d] == 0 || padded < reach(w[2 + d], self.dilation[d]) {
+            let (x, w, dilation, [before, behind]) = (x[2 + d], w[2 + d], self.dilation[d], self.padding[d]);
+            let room = padded(x, before, behind).zip(reach(w, dilation)).and_then(|(all, w)| all.checked_sub(w));
+            let Some(room) = room else {
                 return Err(format!(
-                    "dimension {}: the kernel of {} elements with dilation {} doesn't fit into {padded}, padding included",
-                    2 + d,
-                    w[2 + d],
-                    self.dilation[d]
+                    "dimension {}: the kernel of {w} elements with dilation {dilation} doesn't fit into {x} and the \
+                     padding of {before} and {behind}",
+                    2 + d
                 ));
-            }
-            shape.push((padded - reach(w[2 + d], self.dilation[d])) / self.stride[d] + 1);
+            };
+            shape.push(room / self.stride[d] + 1);
         }
         Ok(one(Spec::new(shape, dtype)))
     }
@@ -267,7 +263,7 @@ impl Var {
                     return Err(self.invalid("conv2d", "padding `same` needs stride 1; give the padding as numbers"));
                 }
                 Padding::Same => {
-                    let total = conv.dilation[d] * w.get(2 + d).copied().unwrap_or(1).saturating_sub(1);
+                    let total = conv.dilation[d].saturating_mul(w.get(2 + d).copied().unwrap_or(1).saturating_sub(1));
                     [total / 2, total - total / 2]
                 }
             };

@@ -161,7 +161,7 @@ impl Rule for CrossEntropy {
     }
 
     fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {
-        Cost { flops: 3 * inputs[0].len() as u64, traffic: Cost::touched(inputs, outputs) }
+        Cost { flops: Cost::times(&[3, inputs[0].len()]), traffic: Cost::touched(inputs, outputs) }
     }
 
     fn samples() -> Vec<Sample> {
@@ -280,8 +280,8 @@ impl Rule for NllLoss {
     }
 
     fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {
-        let rows = inputs[1].len() as u64;
-        Cost { flops: 2 * rows, traffic: rows * inputs[0].dtype.size() as u64 + Cost::touched(&inputs[1..], outputs) }
+        let (rows, taken) = (inputs[1].len(), Spec::new(inputs[1].shape.clone(), inputs[0].dtype).bytes());
+        Cost { flops: Cost::times(&[2, rows]), traffic: taken.saturating_add(Cost::touched(&inputs[1..], outputs)) }
     }
 
     fn samples() -> Vec<Sample> {

@@ -56,7 +56,7 @@ impl Rule for Embedding {
     }
 
     fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {
-        Cost { flops: 0, traffic: inputs[1].bytes() + 2 * outputs[0].spec.bytes() }
+        Cost { flops: 0, traffic: Cost::moved(&inputs[1..], outputs) }
     }
 
     fn samples() -> Vec<Sample> {

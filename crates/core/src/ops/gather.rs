@@ -112,7 +112,7 @@ impl Rule for Gather {
     }
 
     fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {
-        Cost { flops: 0, traffic: inputs[1].bytes() + 2 * outputs[0].spec.bytes() }
+        Cost { flops: 0, traffic: Cost::moved(&inputs[1..2], outputs) }
     }
 
     fn samples() -> Vec<Sample> {
@@ -203,7 +203,7 @@ impl Rule for ScatterAdd {
     }
 
     fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {
-        Cost { flops: 2 * inputs[1].len() as u64, traffic: Cost::touched(inputs, outputs) }
+        Cost { flops: Cost::times(&[2, inputs[1].len()]), traffic: Cost::touched(inputs, outputs) }
     }
 
     fn samples() -> Vec<Sample> {

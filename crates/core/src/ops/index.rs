@@ -93,7 +93,7 @@ impl Rule for Gathered {
     }
 
     fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {
-        Cost { flops: 0, traffic: inputs[1..].iter().map(Spec::bytes).sum::<u64>() + 2 * outputs[0].spec.bytes() }
+        Cost { flops: 0, traffic: Cost::moved(&inputs[1..], outputs) }
     }
 
     fn samples() -> Vec<Sample> {

@@ -4,7 +4,7 @@ use crate::kernel::{Binary, Reduce};
 use crate::layout::Shape;
 use crate::{DType, Device, Kernel, Kind, Result, Tensor};
 use smallvec::{SmallVec, smallvec};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
 use std::rc::Rc;
 use std::time::Instant;
@@ -29,7 +29,7 @@ impl Spec {
     }
     /// Number of elements.
     pub fn len(&self) -> usize {
-        self.shape.iter().product()
+        self.shape.iter().fold(1, |n, &size| n.saturating_mul(size))
     }
     /// True where a dimension has size 0.
     pub fn is_empty(&self) -> bool {
@@ -122,13 +122,24 @@ impl Cost {
     pub fn times(factors: &[usize]) -> u64 {
         factors.iter().fold(1, |product: u64, &f| product.saturating_mul(f as u64))
     }
+    /// Bytes of these inputs, and of the first output read elsewhere and written.
+    pub(crate) fn moved(inputs: &[Spec], outputs: &[Output]) -> u64 {
+        Cost::touched(inputs, &[]).saturating_add(outputs[0].spec.bytes().saturating_mul(2))
+    }
     /// Bytes of every input and output together.
     pub fn touched(inputs: &[Spec], outputs: &[Output]) -> u64 {
-        inputs.iter().map(Spec::bytes).chain(outputs.iter().map(|o| o.spec.bytes())).sum()
+        let all = inputs.iter().map(Spec::bytes).chain(outputs.iter().map(|o| o.spec.bytes()));
+        all.fold(0, u64::saturating_add)
     }
 }
 
 /// The rule of one op: everything that the engine must know of it.
+///
+/// What a rule gets wrong is [`Error::BrokenRule`](crate::Error::BrokenRule), or the error of the kernel that it called
+/// wrongly, and the tape is as it was before the call; a `backward` that consumes its tape has consumed it then. The same
+/// holds where a method panics. A rule may use its own tape, and what it records there stays. What the engine can't see is
+/// the rule's own business: numbers of outputs that forward never writes are undefined, and a `forward` that gives other
+/// numbers when it is run again makes replays differ.
 pub trait Rule: Debug {
     /// The usual name, as users write it in patterns: `layer_norm`.
     fn name(&self) -> &'static str;
@@ -139,10 +150,11 @@ pub trait Rule: Debug {
     }
 
     /// Shapes and dtypes of the outputs, or why the inputs are wrong and what would be right. The only place that
-    /// rejects inputs for their shapes or dtypes.
+    /// rejects inputs for their shapes or dtypes. At least one output isn't a statistic.
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String>;
 
-    /// For ops whose outputs are views of input 0: the views. They cost nothing and are never marked.
+    /// For ops whose outputs are views of input 0: the views, as `infer` promised them. They cost nothing and are never
+    /// marked.
     fn view(&self, _input: &Tensor) -> Option<Result<SmallVec<[Tensor; 1]>>> {
         None
     }
@@ -150,10 +162,10 @@ pub trait Rule: Debug {
     /// Fills the outputs, which the engine has allocated as `infer` said. Not called for views.
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()>;
 
-    /// Exactly what backward reads, where the gradients of the inputs flagged in `needs` are wanted.
+    /// Exactly what backward reads, each once, where the gradients of the inputs flagged in `needs` are wanted.
     fn saves(&self, needs: &[bool]) -> Saves;
 
-    /// Sets the gradient of each input that needs one.
+    /// Sets the gradient of each input that needs one, once, with the input's shape and dtype.
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()>;
 
     /// The work of one forward run.
@@ -199,7 +211,7 @@ impl<'a> Exec<'a> {
     /// Runs one kernel.
     pub fn run(&self, kernel: Kernel<'_>) -> Result<()> {
         let start = Instant::now();
-        let mut result = self.device.backend().run(&kernel);
+        let mut result = self.device.run(&kernel);
         if self.clock.waits {
             result = result.and_then(|()| self.device.synchronize());
         }
@@ -225,7 +237,11 @@ impl<'a> Exec<'a> {
     /// Where a kernel may write a result of x's shape that replaces x: x itself if nobody else holds it (the kernel
     /// must allow this in-place use), else a new tensor.
     pub fn replace(&self, x: &Tensor) -> Result<Tensor> {
-        if x.is_sole_owner() { Ok(x.clone()) } else { self.empty(x.shape(), x.dtype()) }
+        if !x.is_sole_owner() {
+            return self.empty(x.shape(), x.dtype());
+        }
+        x.storage().set_open(true);
+        Ok(x.clone())
     }
 
     /// A contiguous version of x, copied only if needed.
@@ -264,6 +280,10 @@ impl<'a> Exec<'a> {
         if g.shape() == shape {
             return Ok(g);
         }
+        let broadcasts = crate::layout::broadcast_shapes(shape, g.shape()).is_some_and(|s| s[..] == *g.shape());
+        if !broadcasts {
+            return Err(crate::Error::tensor("sum_to", format!("{shape:?} is not what {:?} repeats", g.shape())));
+        }
         let lead = g.rank() - shape.len();
         let kept: Shape = (0..g.rank()).map(|d| if d < lead { 1 } else { shape[d - lead] }).collect();
         let out = self.empty(&kept, g.dtype())?;
@@ -299,24 +319,57 @@ pub struct Backward<'a> {
     pub(crate) needs: &'a [bool],
     pub(crate) leaves: &'a [bool],
     pub(crate) inputs: &'a [Spec],
+    /// Outputs whose gradient was taken.
+    pub(crate) taken: SmallVec<[bool; 1]>,
+    /// The first thing that the rule did wrong: the pass fails with it.
+    pub(crate) fault: RefCell<Option<String>>,
 }
 
 impl<'a> Backward<'a> {
+    fn blame(&self, reason: impl FnOnce() -> String) {
+        self.fault.borrow_mut().get_or_insert_with(reason);
+    }
+    /// True for an input that there is.
+    fn is_input(&self, input: usize) -> bool {
+        let count = self.inputs.len();
+        if input >= count {
+            self.blame(|| format!("backward speaks of input {input}, and there are {count}, counted from 0"));
+        }
+        input < count
+    }
     /// True where the gradient of this input is wanted.
     pub fn needs(&self, input: usize) -> bool {
-        self.needs[input]
+        self.is_input(input) && self.needs[input]
     }
     /// Shape and dtype of an input.
     pub fn input(&self, input: usize) -> &'a Spec {
-        &self.inputs[input]
+        &self.inputs[if self.is_input(input) { input } else { 0 }]
     }
     /// Takes the gradient of an output; `None` where nothing depends on that output.
     pub fn grad(&mut self, output: usize) -> Option<Tensor> {
-        self.output_grads[output].take()
+        match self.taken.get_mut(output) {
+            None => {
+                let count = self.taken.len();
+                self.blame(|| format!("backward takes the gradient of output {output}, and there are {count}"));
+                None
+            }
+            Some(true) => {
+                self.blame(|| format!("backward takes the gradient of output {output} twice"));
+                None
+            }
+            Some(taken) => {
+                *taken = true;
+                self.output_grads[output].take()
+            }
+        }
     }
-    /// Takes the gradient of the first output, which an op with one output always has.
+    /// Takes the gradient of the first output, which an op with one output always has. Where there is none, the pass fails,
+    /// whatever is done with the empty tensor that this is.
     pub fn grad0(&mut self) -> Tensor {
-        self.grad(0).expect("the engine visits a node only with a gradient, and each is taken once")
+        self.grad(0).unwrap_or_else(|| {
+            self.blame(|| "backward asks for the gradient of output 0, which has none; use `grad(0)`".into());
+            Tensor::uninit(self.device, &[0], DType::F32, Kind::Workspace).expect("no elements take no memory")
+        })
     }
     /// Takes a tensor that `saves` declared, replayed or dequantized as its mark says.
     pub fn saved(&mut self, slot: Slot) -> Result<Tensor> {
@@ -324,11 +377,13 @@ impl<'a> Backward<'a> {
     }
     /// Sets the gradient of an input.
     pub fn set(&mut self, input: usize, grad: Tensor) {
-        self.input_grads[input] = Some(grad);
+        if self.is_input(input) && self.input_grads[input].replace(grad).is_some() {
+            self.blame(|| format!("backward sets the gradient of input {input} twice"));
+        }
     }
     /// Where to compute the gradient of an input: a leaf's is counted as [`Kind::Gradient`].
     pub fn exec(&self, input: usize) -> Exec<'a> {
-        let kind = if self.leaves[input] { Kind::Gradient } else { Kind::Activation };
+        let kind = if self.is_input(input) && self.leaves[input] { Kind::Gradient } else { Kind::Activation };
         Exec::new(self.device, kind, self.clock)
     }
 }

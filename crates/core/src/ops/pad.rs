@@ -32,7 +32,12 @@ impl Rule for Pad {
             kept.checked_add(before.max(0))?.checked_add(behind.max(0)).map(|n| n as usize)
         };
         let shape = x.iter().zip(&self.widths).map(size).collect::<Option<Shape>>();
-        let shape = shape.ok_or_else(|| format!("the widths {:?} cut away more than there is", self.widths))?;
+        let shape = shape.ok_or_else(|| {
+            format!(
+                "the widths {:?} of {x:?} cut away more than there is, or add more than 63 bits can count",
+                self.widths
+            )
+        })?;
         Ok(one(Spec::new(shape, inputs[0].dtype)))
     }
 

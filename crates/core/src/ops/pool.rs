@@ -6,6 +6,7 @@
 
 use super::*;
 use crate::kernel::{PoolDivisor, Window};
+use crate::layout::{padded, reach};
 use crate::tape::Var;
 
 /// Attributes of pooling.
@@ -22,6 +23,9 @@ pub struct Pool {
     /// Whether a last window that reaches beyond the padding counts, if it begins within the input or the padding before.
     pub ceil: bool,
 }
+
+/// The longest window: its places are walked one by one.
+const LONGEST: usize = i32::MAX as usize;
 
 impl Pool {
     /// Windows side by side, no padding.
@@ -44,19 +48,26 @@ impl Pool {
         }
         let mut shape = Shape::from_slice(&x[..2]);
         for d in 0..2 {
-            let (reach, stride, padding) =
-                (self.dilation[d] * (self.kernel[d] - 1) + 1, self.stride[d], self.padding[d]);
+            let (stride, padding) = (self.stride[d], self.padding[d]);
+            let Some(reach) = reach(self.kernel[d], self.dilation[d]).filter(|&n| n <= LONGEST) else {
+                let (kernel, dilation) = (self.kernel[d], self.dilation[d]);
+                return Err(format!(
+                    "a window of {kernel} elements with dilation {dilation} reaches further than {LONGEST}"
+                ));
+            };
             if padding > reach / 2 {
                 return Err(format!("the padding {padding} must be at most half of the kernel's reach of {reach}"));
             }
-            let padded = x[2 + d] + 2 * padding;
-            if padded < reach {
-                return Err(format!("dimension {}: a window of {reach} doesn't fit into {padded}", 2 + d));
-            }
-            let room = padded - reach;
+            let Some(room) = padded(x[2 + d], padding, padding).and_then(|all| all.checked_sub(reach)) else {
+                let n = x[2 + d];
+                return Err(format!(
+                    "dimension {}: a window of {reach} doesn't fit into {n} padded by {padding}",
+                    2 + d
+                ));
+            };
             let mut n = if self.ceil { room.div_ceil(stride) } else { room / stride } + 1;
             // A window that would begin in the padding behind isn't one.
-            if self.ceil && (n - 1) * stride >= x[2 + d] + padding {
+            if self.ceil && (n - 1).checked_mul(stride).is_none_or(|start| start >= x[2 + d] + padding) {
                 n -= 1;
             }
             shape.push(n);
@@ -115,7 +126,7 @@ impl Rule for MaxPool2d {
     }
 
     fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {
-        Cost::elementwise(self.pool.kernel.iter().product::<usize>() as u64, inputs, outputs)
+        Cost::elementwise(Cost::times(&self.pool.kernel), inputs, outputs)
     }
 
     fn samples() -> Vec<Sample> {
@@ -180,7 +191,7 @@ impl Rule for AvgPool2d {
     }
 
     fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {
-        Cost::elementwise(self.pool.kernel.iter().product::<usize>() as u64, inputs, outputs)
+        Cost::elementwise(Cost::times(&self.pool.kernel), inputs, outputs)
     }
 
     fn samples() -> Vec<Sample> {

@@ -215,6 +215,9 @@ impl Rule for Narrow {
     }
 }
 
+/// Into how many parts a dimension can be cut: each is a value of its own.
+const MOST_PARTS: usize = 1 << 20;
+
 /// One dimension cut into runs, as several views.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Split {
@@ -369,6 +372,7 @@ impl Var {
             return Err(self.invalid("split", format!("dimension {dim} of size {n} can't be cut into runs of size 0")));
         }
         let count = if n == 0 { 1 } else { n.div_ceil(size) };
+        self.may_cut("split", count)?;
         let sizes: Shape = (0..count).map(|i| size.min(n - i * size)).collect();
         self.split(dim, &sizes)
     }
@@ -378,9 +382,20 @@ impl Var {
         let n = self.shape()[self.dim("chunk", dim)?];
         match (chunks, n) {
             (0, _) => Err(self.invalid("chunk", "needs at least one chunk")),
-            (_, 0) => self.split(dim, &vec![0; chunks]),
+            (_, 0) => {
+                self.may_cut("chunk", chunks)?;
+                self.split(dim, &vec![0; chunks])
+            }
             _ => self.split_every(dim, n.div_ceil(chunks)),
         }
+    }
+
+    /// Fails for more parts than anybody holds handles on.
+    fn may_cut(&self, op: &'static str, parts: usize) -> Result<()> {
+        if parts <= MOST_PARTS {
+            return Ok(());
+        }
+        Err(self.invalid(op, format!("would give {parts} parts; at most {MOST_PARTS} are allowed")))
     }
 
     /// A view without the dimensions of size 1.
@@ -438,6 +453,7 @@ impl Var {
         if n == 0 {
             return Ok(Vec::new());
         }
+        self.may_cut("unbind", n)?;
         let parts = self.apply_all(Split { dim, sizes: SmallVec::from_elem(1, n) }, &[])?;
         parts.iter().map(|part| part.reshape(&shape)).collect()
     }

@@ -14,7 +14,7 @@ mod var;
 use crate::device::same_device;
 use crate::kernel::RandomStream;
 use crate::layout::Shape;
-use crate::ops::{Exec, KernelClock, Op, Outputs, Saves, Spec};
+use crate::ops::{Exec, KernelClock, Op, Outputs, Saves, Slot, Spec};
 use crate::{DType, Device, Error, Int8Spec, Kernel, Kind, Mark, Moment, Phase, Policy, Result, Rounding, Tensor};
 use graph::{Disposition, Graph, MarkSource, NewNode, NewValue, PendingQuantize, Quantized, ValueKey};
 pub use pass::GradOptions;
@@ -368,14 +368,20 @@ impl Tape {
         let sequence = graph.next_sequence;
         // Rules run outside the borrow: they may be a user's.
         drop(graph);
+        let broken = |reason: String| Error::BrokenRule { op: name, path: path.clone(), reason };
         let promised = rule.infer(&specs).map_err(invalid)?;
+        if promised.iter().all(|o| o.statistic) {
+            return Err(broken("`infer` promises no output but statistics; an op has at least one".into()));
+        }
         let paused = self.0.paused.get() > 0;
         let requires_grad = !paused && needs.contains(&true) && promised.iter().any(|o| o.spec.dtype.is_float());
         let saves = if requires_grad { rule.saves(&needs) } else { Saves::new() };
+        let counts = (inputs.len(), promised.len());
+        check_saves(&saves, counts).map_err(broken)?;
         if saves.iter().any(|s| s.exact) {
             let graph = self.graph();
             for save in saves.iter().filter(|s| s.exact) {
-                if let crate::ops::Slot::In(i) = save.slot {
+                if let Slot::In(i) = save.slot {
                     let root = &graph.values[graph.root(inputs[i].key)];
                     let by_user = matches!(root.mark, Some(Mark::Int8(_))) && root.source == MarkSource::Value;
                     let by_pass = root.read_as == Some(Disposition::Quantize);
@@ -395,7 +401,20 @@ impl Tape {
 
         let before = self.0.clock.nanos();
         let (outputs, is_view) = match rule.view(&tensors[0]) {
-            Some(views) => (views.map_err(located)?, true),
+            Some(views) => {
+                let views = views.map_err(located)?;
+                let right = views.len() == promised.len()
+                    && views.iter().zip(&promised).all(|(view, o)| is_view_of(view, &tensors[0], &o.spec));
+                if !right {
+                    let promised: Vec<String> = promised.iter().map(|o| o.spec.to_string()).collect();
+                    let reason = format!(
+                        "`view` gives {views:?}, which must be views of input 0, as `infer` promised: {}",
+                        promised.join(", ")
+                    );
+                    return Err(broken(reason));
+                }
+                (views, true)
+            }
             None => {
                 let exec = self.exec(&device, Kind::Activation);
                 let outputs = allocate(&exec, &promised).map_err(located)?;
@@ -404,7 +423,6 @@ impl Tape {
             }
         };
         drop(tensors);
-        debug_assert!(outputs.iter().zip(&promised).all(|(t, p)| Spec::of(t) == p.spec), "{name}: infer was wrong");
         let cost = rule.cost(&specs, &promised);
 
         let mut graph = self.graph();
@@ -505,6 +523,28 @@ impl Tape {
 }
 
 const STOCHASTIC: &str = "int8 with stochastic rounding";
+
+/// Fails unless `saves` declares tensors that there are, each once.
+fn check_saves(saves: &Saves, (inputs, outputs): (usize, usize)) -> Result<(), String> {
+    for (i, save) in saves.iter().enumerate() {
+        let is_there = match save.slot {
+            Slot::In(i) => i < inputs,
+            Slot::Out(i) => i < outputs,
+        };
+        let twice = saves[..i].iter().any(|s| s.slot == save.slot);
+        if !is_there || twice {
+            let wrong = if twice { "twice" } else { "which isn't there" };
+            return Err(format!("`saves` declares {:?}, {wrong}; of {inputs} inputs and {outputs} outputs", save.slot));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a rule's view is what it must be: of its input, as promised.
+fn is_view_of(view: &Tensor, input: &Tensor, promised: &Spec) -> bool {
+    view.shares_storage(input) && Spec::of(view) == *promised
+}
+
 const EMPTY_GROUP: &str = "a group needs at least 1 element; 64 is usual";
 
 fn allocate(exec: &Exec<'_>, promised: &Outputs) -> Result<SmallVec<[Tensor; 1]>> {

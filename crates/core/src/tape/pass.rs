@@ -11,6 +11,7 @@ use crate::ops::{Backward, SavedSource, Slot, Spec};
 use crate::{Device, Error, Holds, Kind, Moment, Phase, Result, Tensor};
 use slotmap::SecondaryMap;
 use smallvec::SmallVec;
+use std::cell::RefCell;
 
 /// A root's part in a pass.
 #[derive(Debug, Default)]
@@ -102,7 +103,7 @@ impl Tape {
             return Err(no_gradient(loss, reason));
         }
         let seed = Tensor::uninit(tensor.device(), tensor.shape(), tensor.dtype(), Kind::Activation)?;
-        tensor.device().backend().run(&crate::Kernel::Fill { value: scale, out: &seed })?;
+        tensor.device().run(&crate::Kernel::Fill { value: scale, out: &seed })?;
         drop(tensor);
         self.backward_seeded(vec![(loss, seed)], Vec::new(), retain, wanted)
     }
@@ -192,11 +193,6 @@ impl Tape {
         let mut graph = self.graph();
         graph.stats.replay_nanos += replay;
         graph.stats.quantize_nanos += quantize;
-        if !retain {
-            // Everything goes, also where the pass failed half-way.
-            graph.consumed = true;
-            graph.values.values_mut().for_each(|v| v.stored = Stored::Freed);
-        }
         result
     }
 }
@@ -232,6 +228,17 @@ fn no_gradient(v: &Var, reason: impl Into<String>) -> Error {
     let graph = v.tape.graph();
     let value = &graph.values[v.key];
     Error::NoGradient { path: value.path.to_string(), op: graph.nodes[value.node].op_name(), reason: reason.into() }
+}
+
+/// A pass that doesn't retain consumes the tape: everything goes, also where it failed half-way, or a rule panicked.
+impl Drop for Pass<'_> {
+    fn drop(&mut self) {
+        if !self.retain {
+            let mut graph = self.tape.graph();
+            graph.consumed = true;
+            graph.values.values_mut().for_each(|v| v.stored = Stored::Freed);
+        }
+    }
 }
 
 impl<'a> Pass<'a> {
@@ -389,6 +396,7 @@ impl<'a> Pass<'a> {
     fn visit(&mut self, graph: std::cell::RefMut<'_, Graph>, key: NodeKey, op: &crate::ops::Op) -> Result<()> {
         let node = &graph.nodes[key];
         let output_grads: SmallVec<[Option<Tensor>; 1]> = node.outputs.iter().map(|&o| self.grads.remove(o)).collect();
+        let taken = output_grads.iter().map(|_| false).collect();
         let (inputs, mut needs) = (node.inputs.clone(), node.needs.clone());
         for (needed, &input) in needs.iter_mut().zip(&inputs) {
             *needed &= self.nodes[graph.values[input].node].leads;
@@ -417,20 +425,30 @@ impl<'a> Pass<'a> {
                 needs: &needs,
                 leaves: &leaves,
                 inputs: &specs,
+                taken,
+                fault: RefCell::default(),
             };
-            op.rule().backward(&mut cx)?;
-            let grads = std::mem::take(&mut cx.input_grads);
+            let broken = |reason: String| Error::BrokenRule { op: name, path: path.to_string(), reason };
+            let result = op.rule().backward(&mut cx).map_err(|error| match error {
+                Error::InvalidTensor { what, reason } => broken(format!("backward: {what}: {reason}")),
+                other => other,
+            });
+            let (grads, fault) = (std::mem::take(&mut cx.input_grads), cx.fault.take());
             drop(cx);
+            fault.map_or(Ok(()), |reason| Err(broken(reason)))?;
+            result?;
             for (i, grad) in grads.into_iter().enumerate() {
                 let wrong = match &grad {
-                    Some(g) if needs[i] && Spec::of(g) != specs[i] => {
-                        Some(format!("the gradient of input {i} is {}, it must be {}", Spec::of(g), specs[i]))
-                    }
+                    Some(g) if needs[i] && (Spec::of(g) != specs[i] || *g.device() != device) => Some(format!(
+                        "the gradient of input {i} is {g:?}, it must be {} on {}",
+                        specs[i],
+                        device.name()
+                    )),
                     None if needs[i] => Some(format!("no gradient was set for input {i}")),
                     _ => None,
                 };
                 if let Some(reason) = wrong {
-                    return Err(Error::Internal { op: name, path: path.to_string(), reason });
+                    return Err(broken(reason));
                 }
                 if let Some(grad) = grad.filter(|_| needs[i]) {
                     self.add_grad(inputs[i], grad)?;
@@ -524,7 +542,7 @@ impl SavedSource for Saved<'_, '_> {
             let node = &graph.nodes[self.node];
             let path = graph.values[node.outputs[0]].path.to_string();
             let reason = format!("backward asked for {slot:?}, which `saves` doesn't declare, or twice");
-            return Err(Error::Internal { op: node.op_name(), path, reason });
+            return Err(Error::BrokenRule { op: node.op_name(), path, reason });
         };
         let (_, value) = self.untaken.remove(i);
         let tensor = self.pass.read(value, self.segment)?;

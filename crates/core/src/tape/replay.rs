@@ -3,7 +3,7 @@
 use super::audit::Fingerprint;
 use super::graph::{Disposition, Graph, NodeKey, Quantized, Stored, ValueKey};
 use super::pass::Pass;
-use super::{dequantize, quantize};
+use super::{dequantize, is_view_of, quantize};
 use crate::ops::Spec;
 use crate::{Error, Holds, Int8Spec, Kind, Mark, Moment, Phase, Result, Tensor};
 use smallvec::SmallVec;
@@ -54,7 +54,7 @@ impl Pass<'_> {
     fn view(&mut self, value: ValueKey) -> Result<Tensor> {
         let root = self.tape.graph().root(value);
         let mut tensor = self.base(root)?;
-        let graph = self.tape.graph();
+        let mut graph = self.tape.graph();
         let mut views: SmallVec<[ValueKey; 4]> = SmallVec::new();
         let mut at = value;
         while at != root {
@@ -64,7 +64,19 @@ impl Pass<'_> {
         for view in views.into_iter().rev() {
             let v = &graph.values[view];
             let op = graph.nodes[v.node].op.clone().expect("a view is made by an op");
-            tensor = op.rule().view(&tensor).expect("a view's op has a view")?.swap_remove(v.output);
+            let (path, output, spec) = (v.path.clone(), v.output, v.spec.clone());
+            drop(graph);
+            // Outside of the borrow: it may be a user's.
+            let again = op.rule().view(&tensor).transpose()?.unwrap_or_default();
+            match again.get(output) {
+                Some(again) if is_view_of(again, &tensor, &spec) => tensor = again.clone(),
+                _ => {
+                    let reason =
+                        format!("`view` gives {again:?} when it is asked once more, without {spec} at {output}");
+                    return Err(Error::BrokenRule { op: op.rule().name(), path: path.to_string(), reason });
+                }
+            }
+            graph = self.tape.graph();
         }
         Ok(tensor)
     }

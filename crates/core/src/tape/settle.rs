@@ -38,7 +38,7 @@ impl Graph {
         if !same || v.requires_grad != requires_grad {
             return false;
         }
-        v.live = Some(tensor.clone());
+        v.live = Some(tensor.clone().sealed());
         v.stored = Stored::Unsettled;
         let id = v.id;
         self.tell(|_| Event::Reopen(id));

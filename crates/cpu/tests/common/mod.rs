@@ -12,7 +12,7 @@ pub fn device(threads: usize) -> Device {
 }
 
 pub fn run(device: &Device, kernel: Kernel<'_>) {
-    device.backend().run(&kernel).unwrap();
+    device.run(&kernel).unwrap();
 }
 
 /// Repeatable numbers in about [-2, 2].
@@ -26,8 +26,12 @@ pub fn values(n: usize, seed: u64) -> Vec<f64> {
     (0..n).map(|_| next() as f32 as f64).collect()
 }
 
+/// A tensor that kernels may write.
 pub fn tensor(device: &Device, dtype: DType, shape: &[usize], values: &[f64]) -> Tensor {
-    Tensor::from_slice(device, shape, values).unwrap().cast(dtype, Kind::Input).unwrap()
+    let (x, out) =
+        (Tensor::from_slice(device, shape, values), Tensor::uninit(device, shape, dtype, Kind::Input).unwrap());
+    run(device, Kernel::Copy { x: &x.unwrap(), out: &out });
+    out
 }
 
 /// The same values as a contiguous tensor, as a view with its dimensions stored in reverse, and as the inside of a

@@ -92,7 +92,7 @@ fn in_place_or_copied() {
     let device = retape_cpu::device();
     let w = parameter(&device, "w", &[1], &[2.0]);
     let mut optimizer = AdamW::decay_all(vec![w.clone()], CONFIG).unwrap();
-    let address = || w.tensor().storage().buffer().address;
+    let address = || w.tensor().storage().address();
     let g = gradients(&device, &[(&w, &[1.0])]);
     let first = address();
     optimizer.step(&g, 1.0).unwrap();
