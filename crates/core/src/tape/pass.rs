@@ -5,12 +5,15 @@
 //! after its last reader, and so is, in a consuming pass, what the tape stores.
 
 use super::graph::{Disposition, Graph, NodeKey, Stored, ValueKey};
-use super::{Gradients, Tape, Var, Verify};
+use super::{Gradients, ParameterId, Tape, Var, Verify};
 use crate::device::same_device;
-use crate::ops::{Backward, SavedSource, Slot, Spec};
-use crate::{Device, Error, Holds, Kind, Moment, Phase, Result, Tensor};
+use crate::kernel::Binary;
+use crate::ops::{Backward, Exec, GradientSum, Op, PassSource, Slot, Spec};
+use crate::{DType, Device, Error, Holds, Kernel, Kind, Moment, Phase, Result, Tensor};
 use slotmap::SecondaryMap;
 use smallvec::SmallVec;
+use std::collections::BTreeMap;
+use std::rc::Rc;
 
 /// A root's part in a pass.
 #[derive(Debug, Default)]
@@ -25,6 +28,8 @@ pub(super) struct PassValue {
     pub(super) held: Option<Tensor>,
     /// Segments of the nodes that will read it.
     pub(super) segments: SmallVec<[Option<u32>; 2]>,
+    /// Of a value, root or not: how many gradients add up to its own, those that the pass starts from included.
+    pub(super) uses: u32,
 }
 
 #[derive(Debug, Default)]
@@ -32,6 +37,8 @@ pub(super) struct PassNode {
     pub(super) reachable: bool,
     /// A wanted value is an output of it or comes before it.
     pub(super) leads: bool,
+    /// Its gradient is computed: one of its inputs leads on.
+    pub(super) visited: bool,
     /// Its inputs have a reader for its replay.
     pub(super) open: bool,
     pub(super) replays: u64,
@@ -44,7 +51,10 @@ pub(super) struct Pass<'a> {
     pub(super) verify: bool,
     pub(super) values: SecondaryMap<ValueKey, PassValue>,
     pub(super) nodes: SecondaryMap<NodeKey, PassNode>,
+    /// Sums of the gradients that have come so far; in f32 where many of 16 bits add up.
     pub(super) grads: SecondaryMap<ValueKey, Tensor>,
+    /// The sums of parameters that have several leaves, by how many those are.
+    pub(super) shared: BTreeMap<ParameterId, (u32, Option<Tensor>)>,
     /// The user's own tensors: never given away as a gradient.
     pub(super) given: Vec<Tensor>,
     /// Values that aren't leaves whose gradients are asked for.
@@ -91,7 +101,7 @@ impl Tape {
         retain: bool,
         wanted: Option<&[ValueKey]>,
     ) -> Result<Gradients> {
-        if !std::rc::Rc::ptr_eq(&loss.tape.0, &self.0) {
+        if !Rc::ptr_eq(&loss.tape.0, &self.0) {
             return Err(Error::OtherTape { what: "backward", path: loss.path() });
         }
         self.try_graph("backward")?.check("backward", Some(loss.key))?;
@@ -102,7 +112,7 @@ impl Tape {
             return Err(no_gradient(loss, reason));
         }
         let seed = Tensor::uninit(tensor.device(), tensor.shape(), tensor.dtype(), Kind::Activation)?;
-        tensor.device().backend().run(&crate::Kernel::Fill { value: scale, out: &seed })?;
+        tensor.device().backend().run(&Kernel::Fill { value: scale, out: &seed })?;
         drop(tensor);
         self.backward_seeded(vec![(loss, seed)], Vec::new(), retain, wanted)
     }
@@ -124,7 +134,7 @@ impl Tape {
     pub fn grad_with(&self, loss: &Var, of: &[&Var], options: GradOptions) -> Result<Vec<Tensor>> {
         drop(self.try_graph("grad")?);
         for v in [&loss].into_iter().chain(of) {
-            if !std::rc::Rc::ptr_eq(&v.tape.0, &self.0) {
+            if !Rc::ptr_eq(&v.tape.0, &self.0) {
                 return Err(Error::OtherTape { what: "grad", path: v.path() });
             }
         }
@@ -156,7 +166,7 @@ impl Tape {
         wanted: Option<&[ValueKey]>,
     ) -> Result<Gradients> {
         // Another tape's key may name a value of this one.
-        let ours = seeds.iter().all(|(v, _)| std::rc::Rc::ptr_eq(&v.tape.0, &self.0));
+        let ours = seeds.iter().all(|(v, _)| Rc::ptr_eq(&v.tape.0, &self.0));
         {
             let mut graph = self.try_graph("backward")?;
             graph.check("backward", seeds.first().map(|(v, _)| v.key).filter(|_| ours))?;
@@ -171,7 +181,7 @@ impl Tape {
             }
         }
         for (v, g) in &seeds {
-            if !std::rc::Rc::ptr_eq(&v.tape.0, &self.0) {
+            if !Rc::ptr_eq(&v.tape.0, &self.0) {
                 return Err(Error::OtherTape { what: "backward", path: v.path() });
             }
             if !v.requires_grad() {
@@ -249,8 +259,10 @@ impl<'a> Pass<'a> {
             graph.values.keys().map(|k| (k, PassValue::default())).collect();
         let mut nodes: SecondaryMap<NodeKey, PassNode> = graph.nodes.keys().map(|k| (k, PassNode::default())).collect();
         let order = graph.in_recording_order();
+        let mut shared: BTreeMap<ParameterId, (u32, Option<Tensor>)> = BTreeMap::new();
         for (v, _) in seeds {
             nodes[graph.values[v.key].node].reachable = true;
+            values[v.key].uses += 1;
         }
         for &key in &order {
             let node = &graph.nodes[key];
@@ -268,8 +280,24 @@ impl<'a> Pass<'a> {
             if !nodes[key].reachable || !node.requires_grad {
                 continue;
             }
+            if let Some(id) = node.parameter {
+                shared.entry(id).or_default().0 += 1;
+            }
             for (&input, _) in node.inputs.iter().zip(&node.needs).filter(|(_, needs)| **needs) {
-                nodes[graph.values[input].node].reachable = true;
+                let producer = graph.values[input].node;
+                if nodes[producer].leads {
+                    nodes[producer].reachable = true;
+                    nodes[key].visited = true;
+                    // Through a view, those of its outputs may be added to the input's, see `Pass::sum`.
+                    let through = match &node.op {
+                        Some(op) if is_part(op) => node.outputs.iter().map(|&o| values[o].uses).sum(),
+                        _ => 1,
+                    };
+                    values[input].uses += through;
+                }
+            }
+            if !nodes[key].visited {
+                continue;
             }
             for value in node.saved() {
                 let root = &mut values[graph.root(value)];
@@ -319,6 +347,7 @@ impl<'a> Pass<'a> {
         }
         let (device, verify) = (graph.device.clone(), graph.options.verify == Verify::Bits);
         drop(graph);
+        shared.retain(|_, (leaves, _)| *leaves > 1);
         let (grads, replay_nanos, quantize_nanos) = (SecondaryMap::new(), 0, 0);
         let wanted = wanted.map_or(Vec::new(), <[ValueKey]>::to_vec);
         let visiting = Moment::default();
@@ -330,6 +359,7 @@ impl<'a> Pass<'a> {
             values,
             nodes,
             grads,
+            shared,
             given,
             wanted,
             replay_nanos,
@@ -350,45 +380,65 @@ impl<'a> Pass<'a> {
             }
             let graph = self.tape.graph();
             let node = &graph.nodes[key];
-            for &output in node.outputs.iter().filter(|o| self.wanted.contains(o) && !node.is_leaf()) {
-                if let Some(grad) = self.grads.get(output) {
-                    gradients.by_value.insert(output, grad.clone());
-                }
-            }
-            let Some(op) = node.op.clone() else {
-                let (leaf, parameter) = (node.outputs[0], node.parameter);
-                drop(graph);
-                if let Some(mut grad) = self.grads.remove(leaf) {
-                    if !self.may_give(&grad) {
-                        grad = grad.copy(Kind::Gradient)?;
-                    }
-                    grad.storage().set_kind(Kind::Gradient);
-                    if let Some(id) = parameter {
-                        // A parameter updated between two recordings on one tape has two leaves.
-                        let sum = match gradients.by_parameter.remove(&id) {
-                            Some(other) => {
-                                self.tape.exec(&self.device, Kind::Gradient).accumulate(other, grad.clone())?
-                            }
-                            None => grad.clone(),
-                        };
-                        gradients.by_parameter.insert(id, sum);
-                    }
-                    gradients.by_value.insert(leaf, grad);
-                }
+            let (op, parameter, outputs) = (node.op.clone(), node.parameter, node.outputs.clone());
+            drop(graph);
+            let Some(op) = op else {
+                self.finish_leaf(outputs[0], parameter, &mut gradients)?;
                 continue;
             };
-            if !node.requires_grad {
-                continue;
+            for &output in &outputs {
+                if self.wanted.contains(&output)
+                    && let Some(grad) = self.take_grad(output)?
+                {
+                    gradients.by_value.insert(output, grad.clone());
+                    self.grads.insert(output, grad);
+                }
             }
-            self.visit(graph, key, &op)?;
+            if self.nodes[key].visited {
+                self.visit(key, &op)?;
+            } else {
+                outputs.iter().for_each(|&output| drop(self.grads.remove(output)));
+            }
+        }
+        for (id, (_, sum)) in std::mem::take(&mut self.shared) {
+            if let (Some(sum), Some(leaf)) = (sum, gradients.by_parameter.get(&id)) {
+                let sum = if sum.dtype() == leaf.dtype() { sum } else { sum.cast(leaf.dtype(), Kind::Gradient)? };
+                gradients.by_parameter.insert(id, sum);
+            }
         }
         Ok(gradients)
     }
 
+    /// Hands out the gradient of a leaf.
+    fn finish_leaf(&mut self, leaf: ValueKey, parameter: Option<ParameterId>, gradients: &mut Gradients) -> Result<()> {
+        // A parameter updated between two recordings on one tape has two leaves, whose sums add up before they are rounded.
+        if let Some(id) = parameter
+            && let Some((_, sum)) = self.shared.get_mut(&id)
+            && let Some(more) = self.grads.get(leaf)
+        {
+            let exec = self.tape.exec(&self.device, Kind::Gradient);
+            *sum = Some(match sum.take() {
+                None => more.clone(),
+                Some(sum) => add_in(&exec, more.dtype().computed_in(), sum, more.clone())?,
+            });
+        }
+        let Some(mut grad) = self.take_grad(leaf)? else { return Ok(()) };
+        if !self.may_give(&grad) {
+            grad = grad.copy(Kind::Gradient)?;
+        }
+        grad.storage().set_kind(Kind::Gradient);
+        if let Some(id) = parameter {
+            gradients.by_parameter.insert(id, grad.clone());
+        }
+        gradients.by_value.insert(leaf, grad);
+        Ok(())
+    }
+
     /// Runs one node's backward and hands its inputs their gradients.
-    fn visit(&mut self, graph: std::cell::RefMut<'_, Graph>, key: NodeKey, op: &crate::ops::Op) -> Result<()> {
+    fn visit(&mut self, key: NodeKey, op: &Op) -> Result<()> {
+        let graph = self.tape.graph();
         let node = &graph.nodes[key];
-        let output_grads: SmallVec<[Option<Tensor>; 1]> = node.outputs.iter().map(|&o| self.grads.remove(o)).collect();
+        let outputs = node.outputs.clone();
         let (inputs, mut needs) = (node.inputs.clone(), node.needs.clone());
         for (needed, &input) in needs.iter_mut().zip(&inputs) {
             *needed &= self.nodes[graph.values[input].node].leads;
@@ -402,6 +452,8 @@ impl<'a> Pass<'a> {
         self.visiting = Moment { phase: Phase::Backward, node: node.sequence };
         drop(graph);
         self.device.meter().set_moment(self.visiting);
+        let output_grads: SmallVec<[Option<Tensor>; 1]> =
+            outputs.iter().map(|&output| self.take_grad(output)).collect::<Result<_>>()?;
 
         if output_grads.iter().any(Option::is_some) {
             let (before, replays_before) = (self.tape.0.clock.nanos(), self.replay_nanos + self.quantize_nanos);
@@ -411,22 +463,23 @@ impl<'a> Pass<'a> {
             let mut cx = Backward {
                 device: &device,
                 clock: &tape.0.clock,
-                saved: &mut saved,
+                pass: &mut saved,
                 output_grads,
                 input_grads: inputs.iter().map(|_| None).collect(),
+                summed: SmallVec::from_elem(false, inputs.len()),
                 needs: &needs,
                 leaves: &leaves,
                 inputs: &specs,
             };
             op.rule().backward(&mut cx)?;
-            let grads = std::mem::take(&mut cx.input_grads);
+            let (grads, summed) = (std::mem::take(&mut cx.input_grads), std::mem::take(&mut cx.summed));
             drop(cx);
             for (i, grad) in grads.into_iter().enumerate() {
                 let wrong = match &grad {
                     Some(g) if needs[i] && Spec::of(g) != specs[i] => {
                         Some(format!("the gradient of input {i} is {}, it must be {}", Spec::of(g), specs[i]))
                     }
-                    None if needs[i] => Some(format!("no gradient was set for input {i}")),
+                    None if needs[i] && !summed[i] => Some(format!("no gradient was set for input {i}")),
                     _ => None,
                 };
                 if let Some(reason) = wrong {
@@ -451,22 +504,94 @@ impl<'a> Pass<'a> {
     }
 
     fn add_grad(&mut self, value: ValueKey, grad: Tensor) -> Result<()> {
-        let (is_leaf, id) = {
-            let graph = self.tape.graph();
-            let v = &graph.values[value];
-            (graph.nodes[v.node].is_leaf(), v.id)
-        };
-        let kind = if is_leaf { Kind::Gradient } else { Kind::Activation };
+        let SumSpec { dtype, kind, id, is_leaf, .. } = self.sum_spec(value);
         let grad = match self.grads.remove(value) {
             None => grad,
-            Some(sum) => self.tape.exec(&self.device, kind).accumulate(sum, grad)?,
+            Some(sum) => add_in(&self.tape.exec(&self.device, kind), dtype, sum, grad)?,
         };
-        if is_leaf && self.may_give(&grad) {
+        if is_leaf && kind == Kind::Gradient && self.may_give(&grad) {
             grad.storage().set_kind(Kind::Gradient);
         }
         grad.storage().note_contents(Holds::Gradient(id));
         self.grads.insert(value, grad);
         Ok(())
+    }
+
+    /// The gradient of a value, to be added to in place. That of a view to which nothing has been added is a part of the
+    /// gradient of what it views: a loop may take a small part of a new view each time.
+    fn sum(&mut self, value: ValueKey) -> Result<GradientSum> {
+        let mut views: SmallVec<[(Rc<Op>, usize); 2]> = SmallVec::new();
+        let mut base = value;
+        let graph = self.tape.graph();
+        while !self.grads.contains_key(base) && !self.wanted.contains(&base) {
+            let v = &graph.values[base];
+            let node = &graph.nodes[v.node];
+            let Some(op) = node.op.as_ref().filter(|op| is_part(op) && self.nodes[v.node].visited) else { break };
+            views.push((op.clone(), v.output));
+            base = node.inputs[0];
+        }
+        drop(graph);
+        let GradientSum { tensor: whole, mut is_new } = self.own_sum(base)?;
+        let view =
+            |whole: Tensor, (op, output): &(Rc<Op>, usize)| Some(op.rule().view(&whole)?.ok()?.swap_remove(*output));
+        let part = views.iter().rev().try_fold(whole.clone(), view);
+        let covers = part.as_ref().is_some_and(Tensor::covers_storage);
+        if is_new && !covers {
+            self.tape.exec(&self.device, Kind::Activation).run(Kernel::Fill { value: 0.0, out: &whole })?;
+            is_new = false;
+        }
+        match part {
+            Some(tensor) => Ok(GradientSum { tensor, is_new }),
+            // A reshape that the strides of this sum don't allow.
+            None => self.own_sum(value),
+        }
+    }
+
+    /// The same in memory of its own: what has been added so far, or new memory.
+    fn own_sum(&mut self, value: ValueKey) -> Result<GradientSum> {
+        let SumSpec { spec, dtype, kind, id, .. } = self.sum_spec(value);
+        let so_far = self.grads.remove(value);
+        let is_new = so_far.is_none();
+        let tensor = match so_far {
+            Some(sum) if sum.is_sole_owner() && sum.dtype() == dtype => sum,
+            shared => {
+                let exec = self.tape.exec(&self.device, kind);
+                let own = exec.empty(&spec.shape, dtype)?;
+                own.storage().note_contents(Holds::Gradient(id));
+                if let Some(shared) = shared {
+                    exec.run(Kernel::Copy { x: &shared, out: &own })?;
+                }
+                own
+            }
+        };
+        self.grads.insert(value, tensor.clone());
+        Ok(GradientSum { tensor, is_new })
+    }
+
+    /// Takes the gradient of a value to which nothing will be added any more: where it was summed in f32, it is rounded
+    /// here, once.
+    fn take_grad(&mut self, value: ValueKey) -> Result<Option<Tensor>> {
+        let Some(sum) = self.grads.remove(value) else { return Ok(None) };
+        let SumSpec { spec, id, is_leaf, .. } = self.sum_spec(value);
+        if sum.dtype() == spec.dtype {
+            return Ok(Some(sum));
+        }
+        let exec = self.tape.exec(&self.device, if is_leaf { Kind::Gradient } else { Kind::Activation });
+        let grad = exec.empty_like(&spec)?;
+        grad.storage().note_contents(Holds::Gradient(id));
+        exec.run(Kernel::Copy { x: &sum, out: &grad })?;
+        Ok(Some(grad))
+    }
+
+    /// How the gradients of a value are summed. Two of 16 bits are rounded once where they meet; more need f32 between.
+    fn sum_spec(&self, value: ValueKey) -> SumSpec {
+        let graph = self.tape.graph();
+        let v = &graph.values[value];
+        let is_leaf = graph.nodes[v.node].is_leaf();
+        let dtype = if self.values[value].uses > 2 { v.spec.dtype.computed_in() } else { v.spec.dtype };
+        let handed_out = is_leaf && dtype == v.spec.dtype;
+        let kind = if handed_out { Kind::Gradient } else { Kind::Activation };
+        SumSpec { spec: v.spec.clone(), dtype, kind, id: v.id, is_leaf }
     }
 
     /// Whether a leaf's gradient may be handed out as it is: not a part of a larger tensor, not the user's own.
@@ -509,7 +634,33 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// The saved tensors of the node being visited.
+/// Whether an op's outputs are views with distinct elements, whose gradients are those of the elements viewed.
+fn is_part(op: &Op) -> bool {
+    matches!(op, Op::Reshape(_) | Op::Permute(_) | Op::Narrow(_) | Op::Split(_))
+}
+
+/// How the gradients of a value are summed.
+struct SumSpec {
+    spec: Spec,
+    /// In which dtype.
+    dtype: DType,
+    /// What the sum is counted as.
+    kind: Kind,
+    id: u64,
+    is_leaf: bool,
+}
+
+/// sum + more in this dtype, which is theirs or f32.
+fn add_in(exec: &Exec<'_>, dtype: DType, sum: Tensor, more: Tensor) -> Result<Tensor> {
+    if sum.dtype() == dtype && more.dtype() == dtype {
+        return exec.accumulate(sum, more);
+    }
+    let out = if sum.dtype() == dtype { exec.replace(&sum)? } else { exec.empty(sum.shape(), dtype)? };
+    exec.run(Kernel::Binary { f: Binary::Add, a: &sum, b: &more, out: &out })?;
+    Ok(out)
+}
+
+/// The saved tensors of the node being visited, and the sums of its inputs' gradients.
 struct Saved<'p, 'a> {
     pass: &'p mut Pass<'a>,
     node: NodeKey,
@@ -517,7 +668,12 @@ struct Saved<'p, 'a> {
     untaken: &'p mut SmallVec<[(Slot, ValueKey); 4]>,
 }
 
-impl SavedSource for Saved<'_, '_> {
+impl PassSource for Saved<'_, '_> {
+    fn sum(&mut self, input: usize) -> Result<GradientSum> {
+        let value = self.pass.tape.graph().nodes[self.node].inputs[input];
+        self.pass.sum(value)
+    }
+
     fn take(&mut self, slot: Slot) -> Result<Tensor> {
         let Some(i) = self.untaken.iter().position(|(s, _)| *s == slot) else {
             let graph = self.pass.tape.graph();
