@@ -8,6 +8,7 @@ pub mod layouts;
 pub mod patterns;
 pub mod programs;
 pub mod sessions;
+pub mod traced;
 pub mod variations;
 pub mod wrapped;
 

@@ -26,8 +26,8 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
+use trace::Event;
 pub use trace::{DryRun, Trace, TraceNode, TraceValue};
-use trace::{Event, LeafSource};
 pub use var::{Gradients, Var};
 
 /// Names one parameter across tapes, so that however often a tape is asked for it, there is one leaf. Any number that is
@@ -246,8 +246,9 @@ impl Tape {
             });
         }
         let name = if parameter.is_some() { "parameter" } else { "leaf" };
+        graph.note_let_go();
         let keys = graph.insert_leaf(name, tensor.clone(), requires_grad, parameter);
-        graph.tell(|_| Event::Leaf { source: LeafSource::Held(tensor.clone()), requires_grad, parameter });
+        graph.note_leaf(keys[0], tensor, requires_grad, parameter);
         if let Some(id) = parameter {
             graph.parameters.insert(id, keys[0]);
         }
@@ -326,6 +327,7 @@ impl Tape {
                 return Err(Error::OtherTape { what: name, path: v.path() });
             }
         }
+        graph.note_let_go();
         let device = graph.device.clone();
         let mut tensors: SmallVec<[Tensor; 3]> = SmallVec::new();
         for v in inputs {

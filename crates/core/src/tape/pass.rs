@@ -171,7 +171,7 @@ impl Tape {
             let mut graph = self.try_graph("backward")?;
             graph.check("backward", seeds.first().map(|(v, _)| v.key).filter(|_| ours))?;
             graph.check_rules()?;
-            let traced = graph.events.is_some();
+            let traced = graph.recording.is_some();
             drop(graph);
             if let (true, Some((v, _))) = (traced, seeds.first().filter(|_| ours)) {
                 return Err(no_gradient(
