@@ -365,7 +365,14 @@ impl<'a> Backward<'a> {
     /// The gradient of an input as the uses visited before have added it up, for an op to add its own in place. It stands for
     /// [`set`](Backward::set) where an op reads a small part of its input: making a gradient as large as the input for each
     /// of n parts would take n times as long.
+    ///
+    /// # Errors
+    /// [`Error::InvalidTensor`](crate::Error::InvalidTensor) for an input that needs no gradient, and out of memory.
     pub fn sum(&mut self, input: usize) -> Result<GradientSum> {
+        if !self.needs.get(input).is_some_and(|&needs| needs) {
+            let reason = format!("input {input} needs no gradient, or the op has no such input");
+            return Err(crate::Error::tensor("Backward::sum", reason));
+        }
         let sum = self.pass.sum(input)?;
         self.summed[input] = true;
         Ok(sum)

@@ -8,6 +8,7 @@ mod replay;
 mod report;
 mod scope;
 mod settle;
+mod sums;
 mod trace;
 mod var;
 
