@@ -2,6 +2,7 @@
 //! event, nothing left.
 
 use retape_cuda_emulator::device;
+use retape_tests::accumulation::{USES, many_uses_are_rounded_once, parts_add_up};
 use retape_tests::programs::{int8_is_steady, marks_never_show};
 
 #[test]
@@ -12,4 +13,10 @@ fn marks_handles_and_late_marks_never_show_in_the_gradients() {
 #[test]
 fn int8_gradients_don_t_depend_on_handles_or_passes() {
     int8_is_steady(&device(), 40);
+}
+
+#[test]
+fn gradients_of_many_uses_add_up() {
+    many_uses_are_rounded_once(&device(), &[&USES]);
+    parts_add_up(&device());
 }

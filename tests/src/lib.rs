@@ -1,5 +1,6 @@
 //! Shared helpers of the whole-system tests.
 
+pub mod accumulation;
 pub mod choices;
 pub mod conformance;
 pub mod fuzz;
@@ -8,6 +9,7 @@ pub mod layouts;
 pub mod patterns;
 pub mod programs;
 pub mod sessions;
+pub mod traced;
 pub mod variations;
 pub mod wrapped;
 

@@ -114,6 +114,10 @@ enum Step {
     Reshaped(usize),
     Dropout(usize),
     Split(usize),
+    /// Rows of a value, some of them twice.
+    Rows(usize),
+    /// A column of a value, repeated.
+    Column(usize),
     SinCos(usize),
 }
 
@@ -129,7 +133,7 @@ fn program(seed: u64) -> Vec<Step> {
             if local && values > LEAVES + 4 { values - 1 - dice.throw(5) } else { dice.throw(values) }
         };
         let (a, b) = (pick(&mut dice), pick(&mut dice));
-        let step = match dice.throw(14) {
+        let step = match dice.throw(16) {
             0 | 1 => Step::Binary("add", a, b),
             2 => Step::Binary("mul", a, b),
             3 => Step::Unary("scale", a),
@@ -141,6 +145,8 @@ fn program(seed: u64) -> Vec<Step> {
             10 => Step::Reshaped(a),
             11 => Step::Dropout(a),
             12 => Step::Split(a),
+            13 => Step::Rows(a),
+            14 => Step::Column(a),
             _ => Step::SinCos(a),
         };
         values += if matches!(step, Step::SinCos(_)) { 2 } else { 1 };
@@ -164,6 +170,8 @@ pub struct Config {
     pub handles: u64,
     /// Marks set late at random by this seed; 0: none.
     pub late: u64,
+    /// In bf16 instead of f64.
+    pub half: bool,
     /// Every six steps lie in a scope that is a segment.
     pub segments: bool,
     /// Audit replays.
@@ -217,8 +225,9 @@ pub fn forward(tape: &Tape, tensors: &[Tensor], config: Config) -> Result<(Var, 
 pub fn run(device: &Device, config: Config) -> Result<Run> {
     use retape_core::Kind;
     let program = program(config.graph);
-    let leaves: Vec<Tensor> = (0..LEAVES as u64).map(|i| random(device, &[8, 8], i + 1, DType::F64)).collect();
-    let weight = random(device, &[8], 7, DType::F64);
+    let dtype = if config.half { DType::BF16 } else { DType::F64 };
+    let leaves: Vec<Tensor> = (0..LEAVES as u64).map(|i| random(device, &[8, 8], i + 1, dtype)).collect();
+    let weight = random(device, &[8], 7, dtype);
     let base = device.meter().live();
     device.meter().reset_peak();
     let mut out = Run::default();
@@ -243,7 +252,7 @@ pub fn run(device: &Device, config: Config) -> Result<Run> {
         out.metered = device.meter().live_of(Kind::Saved) + device.meter().live_of(Kind::Quantized);
         for pass in 0..config.passes {
             let gradients =
-                tape.backward_from(&[(&loss, &Tensor::full(device, &[], DType::F64, 1.0)?)], pass + 1 < config.passes)?;
+                tape.backward_from(&[(&loss, &Tensor::full(device, &[], dtype, 1.0)?)], pass + 1 < config.passes)?;
             if device.computes() {
                 let all: Vec<Var> = vars.iter().chain([&weight]).cloned().collect();
                 out.gradients.push(gradient_bytes(&gradients, &all)?);
@@ -278,6 +287,8 @@ fn build(
             | Step::Reshaped(a)
             | Step::Dropout(a)
             | Step::Split(a)
+            | Step::Rows(a)
+            | Step::Column(a)
             | Step::SinCos(a) => {
                 last_use.insert(a, k);
             }
@@ -313,6 +324,11 @@ fn build(
                 let parts = at(a).split(0, &[3, 5])?;
                 vec![parts[1].cat(&[&parts[0]], 0)?]
             }
+            Step::Rows(a) => {
+                let ids = Tensor::from_slice(&tape.device(), &[8], &[3i64, 0, 3, 7, 7, 7, 1, 6])?;
+                vec![at(a).embedding(&tape.constant(&ids)?)?]
+            }
+            Step::Column(a) => vec![at(a).select(1, k % 8)?.expand(&[8, 8])?.scale(0.5)?],
             Step::SinCos(a) => at(a).apply_all(Op::Custom(Rc::new(SinCos)), &[])?,
         };
         values.extend(new.into_iter().map(Some));
@@ -377,6 +393,10 @@ pub fn marks_never_show(device: &Device, cases: u64) {
     let (mut replays, mut too_late) = (0, 0);
     for graph in 1..=cases {
         let plain = checked(device, Config { graph, passes: 1, ..Config::default() });
+        // Gradients of 16 bits are summed in f32 where many add up.
+        let half = Config { graph, half: true, passes: 1, ..Config::default() };
+        let marked = checked(device, Config { marks: Some(graph * 4), handles: graph + 3, passes: 2, ..half });
+        assert_eq!(marked.gradients[0], checked(device, half).gradients[0], "{half:?}");
         for variant in 0..4 {
             let handles = variant % 2 * (graph + 1);
             let late = variant / 2 * (graph + 9);

@@ -1,9 +1,9 @@
 //! A CPU backend with something wrong or watched, for tests of the checkers.
 
-use retape_core::{Backend, Buffer, Device, Error, Kernel, Launch, Result};
+use retape_core::{Backend, Buffer, Device, Error, Kernel, Launch, Result, Tensor};
 use std::sync::Arc;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// What a wrapped backend does besides running kernels.
 #[derive(Debug, Default)]
@@ -16,6 +16,24 @@ pub struct Watch {
     pub fail_kernel: AtomicUsize,
     /// Fill outputs with NaN before each kernel.
     pub poison: bool,
+    /// Bytes that the kernels run have touched, see [`touched`].
+    pub bytes: AtomicU64,
+}
+
+/// Bytes of the elements that a kernel reads or writes: of its operands, but for those that it reaches through indices, where
+/// these count.
+fn touched(kernel: &Kernel<'_>) -> u64 {
+    let bytes = |tensors: &[&Tensor]| tensors.iter().map(|t| (t.len() * t.dtype().size()) as u64).sum::<u64>();
+    match kernel {
+        Kernel::Fill { out, .. } => bytes(&[out]),
+        Kernel::Copy { x, out } | Kernel::Unary { x, out, .. } | Kernel::Reduce { x, out, .. } => bytes(&[x, out]),
+        Kernel::Binary { a, b, out, .. } => bytes(&[a, b, out]),
+        Kernel::Gather { indices, out, .. } => bytes(&[out]) + bytes(indices),
+        Kernel::ScatterAdd { source, indices, .. } => bytes(&[source, source]) + bytes(indices),
+        Kernel::Embedding { ids, out, .. } => bytes(&[ids, out, out]),
+        Kernel::EmbeddingGrad { ids, g, out } => bytes(&[ids, g, out]),
+        _ => 0,
+    }
 }
 
 #[derive(Debug)]
@@ -54,6 +72,7 @@ unsafe impl Backend for Wrapped {
         let kernel = launch.kernel();
         let mut kernels = self.watch.kernels.lock().unwrap();
         kernels.push(kernel.name());
+        self.watch.bytes.fetch_add(touched(kernel), Ordering::Relaxed);
         if kernels.len() == self.watch.fail_kernel.load(Ordering::Relaxed) {
             return Err(Error::InvalidValue { kernel: kernel.name(), reason: "planted failure".into() });
         }

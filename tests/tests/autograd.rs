@@ -118,3 +118,52 @@ fn half_precision_gradients_add_up() {
         }
     }
 }
+
+/// A pass for the gradient of an inner value ends there: the op that made it is neither visited nor replayed for.
+#[test]
+fn the_gradient_of_an_inner_value_doesn_t_visit_its_own_op() {
+    let device = cpu();
+    let tape = Tape::new(&device);
+    let x = tape.leaf(&random(&device, &[8, 8], 1, DType::F64)).unwrap();
+    let h = x.exp().unwrap().recompute().unwrap();
+    let y = h.gelu().unwrap().recompute().unwrap();
+    let loss = y.square().unwrap().sum().unwrap();
+    drop(h);
+    let gradient = tape.grad(&loss, &[&y]).unwrap().remove(0);
+    assert_eq!(
+        gradient.to_f64_vec().unwrap(),
+        y.tensor().unwrap().to_f64_vec().unwrap().iter().map(|y| 2.0 * y).collect::<Vec<_>>()
+    );
+    assert_eq!(tape.stats().replays, 0, "y is held; exp would be replayed only for gelu's gradient");
+}
+
+/// What several leaves hold alone is listed once, and all of it.
+#[test]
+fn the_ledger_lists_what_detached_values_hold() {
+    let device = cpu();
+    let x = random(&device, &[64, 64], 1, DType::F32);
+    let stored = |parts: fn(&Var) -> Vec<Var>| {
+        let tape = Tape::new(&device);
+        let x = tape.leaf(&x).unwrap();
+        let base = device.meter().live();
+        let h = x.scale(2.0).unwrap();
+        let detached = parts(&h);
+        drop(h);
+        let mut products = Vec::new();
+        for part in detached {
+            products.push(x.narrow(0, 0, part.shape()[0]).unwrap().mul(&part).unwrap().sum().unwrap());
+        }
+        let loss = products.iter().skip(1).fold(products[0].clone(), |sum, p| sum.add(p).unwrap());
+        drop(products);
+        let totals = tape.ledger().unwrap().totals();
+        let live = device.meter().live() - base - 4; // the loss
+        assert_eq!(totals.stored_bytes, live);
+        drop(loss);
+        totals.stored_bytes
+    };
+    assert_eq!(stored(|h| vec![h.detach().unwrap()]), 16_384);
+    assert_eq!(stored(|h| vec![h.detach().unwrap(), h.detach().unwrap()]), 16_384);
+    assert_eq!(stored(|h| vec![h.detach().unwrap(), h.scale(3.0).unwrap().detach().unwrap()]), 32_768);
+    // A part holds the whole.
+    assert_eq!(stored(|h| vec![h.tape().constant(&h.tensor().unwrap().narrow(0, 0, 8).unwrap()).unwrap()]), 16_384);
+}

@@ -4,6 +4,7 @@
 use retape_tests::fuzz::check_session;
 use retape_tests::programs::{int8_is_steady, marks_never_show};
 use retape_tests::sessions::session;
+use retape_tests::traced::traces_are_exact;
 
 fn cases() -> u64 {
     std::env::var("RETAPE_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(150)
@@ -30,4 +31,9 @@ fn a_session_gives_each_loss_one_gradient() {
         });
     }
     assert!(passes as u64 > 4 * cases(), "{passes} passes");
+}
+
+#[test]
+fn a_trace_takes_the_memory_of_a_forward_that_leaves_things_behind() {
+    traces_are_exact(&retape_cpu::device_with_threads(1).unwrap(), 2 * cases());
 }

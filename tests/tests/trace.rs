@@ -144,3 +144,79 @@ fn what_cannot_be_recorded_says_so() {
     assert!(wrong.is_err());
     assert_eq!(x.device().meter().live_of(Kind::Activation), 0);
 }
+
+fn peak_of(device: &Device, forward: impl FnOnce(&Tape) -> Result<Var>) -> u64 {
+    device.meter().reset_peak();
+    let tape = Tape::new(device);
+    let loss = forward(&tape).unwrap();
+    let _gradients = tape.backward(&loss).unwrap();
+    device.meter().step_peak()
+}
+
+/// Logits that are still held when backward runs, by a handle or as a tensor, are held in the trace's runs too.
+#[test]
+fn what_forward_leaves_behind_is_held_through_backward() {
+    let cpu = retape_cpu::device_with_threads(1).unwrap();
+    for device in [meta(), cpu] {
+        let x = Tensor::full(&device, &[64, 64], DType::F32, 0.5).unwrap();
+        let logits = |tape: &Tape| tape.leaf(&x)?.gelu()?.scale(2.0);
+        let handle = |tape: &Tape, kept: &mut Vec<Var>| {
+            let logits = logits(tape)?;
+            kept.push(logits.clone());
+            logits.tanh()?.square()?.sum()
+        };
+        let tensor = |tape: &Tape, kept: &mut Vec<Tensor>| {
+            let logits = logits(tape)?;
+            kept.push(logits.tensor()?);
+            logits.tanh()?.square()?.sum()
+        };
+        let (mut handles, mut tensors) = (Vec::new(), Vec::new());
+        let none = peak_of(&device, |tape| logits(tape)?.tanh()?.square()?.sum());
+        let own = peak_of(&device, |tape| handle(tape, &mut handles));
+        handles.clear();
+        assert!(own > none, "{own} bytes with logits held, {none} without");
+        assert_eq!(peak_of(&device, |tape| tensor(tape, &mut tensors)), own);
+        tensors.clear();
+        if !device.computes() {
+            let trace = Trace::record(&device, None, |tape| handle(tape, &mut handles)).unwrap();
+            assert_eq!(trace.run(None).unwrap().peak_bytes, own);
+            handles.clear();
+            assert_eq!(trace.run(None).unwrap().peak_bytes, own);
+            let trace = Trace::record(&device, None, |tape| tensor(tape, &mut tensors)).unwrap();
+            assert_eq!(trace.run(None).unwrap().peak_bytes, own);
+        }
+    }
+}
+
+/// A value's tensor as a constant is no tensor more.
+#[test]
+fn the_tensor_of_a_value_as_a_constant_is_counted_once() {
+    let device = meta();
+    let x = Tensor::full(&device, &[64, 64], DType::F32, 0.5).unwrap();
+    let forward = |tape: &Tape| {
+        let h = tape.leaf(&x)?.gelu()?;
+        let constant = tape.constant(&h.tensor()?)?;
+        h.mul(&constant)?.sum()
+    };
+    let own = peak_of(&device, forward);
+    assert_eq!(Trace::record(&device, None, forward).unwrap().run(None).unwrap().peak_bytes, own);
+}
+
+/// A tensor made in forward counts from there to when forward lets it go, not from when the tape gets it.
+#[test]
+fn a_tensor_made_in_forward_counts_while_it_is_held() {
+    let device = meta();
+    let x = Tensor::full(&device, &[64, 64], DType::F32, 0.5).unwrap();
+    let forward = |tape: &Tape| {
+        let early = Tensor::full(&device, &[64, 128], DType::F32, 0.0)?;
+        let h = tape.leaf(&x)?.exp()?.tanh()?;
+        let doubled = tape.no_grad(|| h.cat(&[&h], -1)?.scale(2.0))?;
+        drop(doubled);
+        let sum = tape.constant(&early)?.sum()?;
+        let h = h.square()?.square()?;
+        drop(early);
+        h.sum()?.add(&sum)
+    };
+    let own = peak_of(&device, forward);
+    assert_eq!(Trace::record(&device, None, forward).unwrap().run(None).unwrap().peak_bytes, own);
+}

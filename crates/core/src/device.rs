@@ -203,6 +203,11 @@ impl Storage {
         self.buffer.address
     }
 
+    /// Its number among all that the device has allocated.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
     /// The device it lies on.
     pub fn device(&self) -> &Device {
         &self.device

@@ -227,6 +227,11 @@ impl MemoryMeter {
         }
     }
 
+    /// How many allocations were made so far.
+    pub(crate) fn allocations(&self) -> u64 {
+        self.state().allocations
+    }
+
     /// The events since logging began or this was last called.
     pub fn take_log(&self) -> Vec<MemoryEvent> {
         self.state().log.as_mut().map(std::mem::take).unwrap_or_default()

@@ -5,7 +5,7 @@ use crate::kernel::Kernel;
 use crate::layout::{Layout, Shape, element_count};
 use crate::{DType, Element, Error, Kind, Result};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// An n-dimensional array on a device. Cloning and every view share the storage; nothing a user can call changes
 /// a tensor's numbers.
@@ -152,6 +152,10 @@ impl Tensor {
     /// How many tensors hold the storage.
     pub(crate) fn holders(&self) -> usize {
         Arc::strong_count(&self.storage)
+    }
+    /// The storage without holding it.
+    pub(crate) fn weak_storage(&self) -> Weak<Storage> {
+        Arc::downgrade(&self.storage)
     }
     /// What it takes to make a tensor like this one, storage of its own included.
     pub(crate) fn template(&self) -> Template {

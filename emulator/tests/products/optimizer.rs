@@ -92,7 +92,7 @@ fn adamw_checks_its_operands() {
             others[place] = &wrong;
             let [g, m, v] = others;
             let kernel = Kernel::AdamW { p: &p, g, m, v, step: 1, config, grad_scale: 1.0 };
-            let error = both.cuda.backend().run(&kernel).unwrap_err().to_string();
+            let error = both.cuda.run(&kernel).unwrap_err().to_string();
             assert!(error.contains("adamw"), "{error}");
         }
     }

@@ -1,6 +1,7 @@
 //! Embedding: y[.., :] = table[ids[..], :]. The gradient of the table is the sum of g's rows by id, added in the order of
 //! the ids, so it is the same on every run; the padding's row gets none.
 
+use super::index::Gathered;
 use super::*;
 use crate::layout::dimension;
 use crate::tape::Var;
@@ -46,13 +47,21 @@ impl Rule for Embedding {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
         let (exec, g) = (cx.exec(0), cx.grad0());
         let ids = cx.saved(Slot::In(1))?;
-        let out = exec.empty_like(cx.input(0))?;
-        exec.run(Kernel::EmbeddingGrad { ids: &ids, g: &g, out: &out })?;
-        if let Some(row) = self.padding {
-            exec.run(Kernel::Fill { value: 0.0, out: &out.narrow(0, row, 1)? })?;
+        let sum = cx.sum(0)?;
+        let padding = self.padding.map(|row| sum.tensor.narrow(0, row, 1)).transpose()?;
+        if sum.is_new {
+            exec.run(Kernel::EmbeddingGrad { ids: &ids, g: &g, out: &sum.tensor })?;
+            return padding.map_or(Ok(()), |row| exec.run(Kernel::Fill { value: 0.0, out: &row }));
         }
-        cx.set(0, out);
-        Ok(())
+        // What other uses of the table have added to the padding's row stays.
+        let others = padding.as_ref().map(|row| row.copy(Kind::Workspace)).transpose()?;
+        let rows = Gathered { dims: smallvec![0], at: 0 };
+        let (view, ids) = rows.operands(&sum.tensor, &[ids])?;
+        exec.run(Kernel::ScatterAdd { source: &g, indices: &[&ids[0]], wrap: false, alpha: 1.0, out: &view })?;
+        match (padding, others) {
+            (Some(row), Some(others)) => exec.run(Kernel::Copy { x: &others, out: &row }),
+            _ => Ok(()),
+        }
     }
 
     fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {

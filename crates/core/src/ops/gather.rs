@@ -104,11 +104,8 @@ impl Rule for Gather {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
         let (exec, g) = (cx.exec(0), cx.grad0());
         let index = cx.saved(Slot::In(1))?;
-        let out = exec.empty_like(cx.input(0))?;
-        exec.run(Kernel::Fill { value: 0.0, out: &out })?;
-        add_at(&exec, &out, self.dim, &index, &g, 1.0)?;
-        cx.set(0, out);
-        Ok(())
+        let sum = cx.sum(0)?.zeroed(&exec)?;
+        add_at(&exec, &sum, self.dim, &index, &g, 1.0)
     }
 
     fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {
@@ -178,23 +175,20 @@ impl Rule for ScatterAdd {
         if cx.needs(2) {
             let exec = cx.exec(2);
             let index = cx.saved(Slot::In(1))?;
-            let out = exec.empty_like(cx.input(2))?;
-            let (reached, source) = (vector(index.shape()), vector(out.shape()));
-            if reached == source && !index.is_empty() {
-                gather_at(&exec, &g, self.dim, &index, &out)?;
-            } else {
-                exec.run(Kernel::Fill { value: 0.0, out: &out })?;
-            }
-            if reached != source && !index.is_empty() {
-                let part = exec.workspace(&reached, g.dtype())?;
-                gather_at(&exec, &g, self.dim, &index, &part)?;
-                let inside = (0..reached.len()).try_fold(out.clone(), |out, d| out.narrow(d, 0, reached[d]))?;
-                exec.run(Kernel::Copy { x: &part, out: &inside })?;
-            }
+            let reached = vector(index.shape());
+            let all = reached == vector(&cx.input(2).shape);
+            let part = if all { exec.empty_like(cx.input(2))? } else { exec.workspace(&reached, g.dtype())? };
+            gather_at(&exec, &g, self.dim, &index, &part)?;
             if self.alpha != 1.0 {
-                exec.run(Kernel::Unary { f: Unary::Scale(self.alpha), x: &out, out: &out })?;
+                exec.run(Kernel::Unary { f: Unary::Scale(self.alpha), x: &part, out: &part })?;
             }
-            cx.set(2, out);
+            if all {
+                cx.set(2, part);
+            } else {
+                let sum = cx.sum(2)?.zeroed(&exec)?;
+                let inside = (0..reached.len()).try_fold(sum, |sum, d| sum.narrow(d, 0, reached[d]))?;
+                exec.add_to(&inside, &part)?;
+            }
         }
         if cx.needs(0) {
             cx.set(0, g);

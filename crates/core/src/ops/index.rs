@@ -18,7 +18,7 @@ pub struct Gathered {
 impl Gathered {
     /// x as [`Kernel::Gather`] wants it, the dimensions that are indexed first and then the output's, and the indices in
     /// the output's shape.
-    fn operands(&self, x: &Tensor, indices: &[Tensor]) -> Result<(Tensor, SmallVec<[Tensor; 4]>)> {
+    pub(super) fn operands(&self, x: &Tensor, indices: &[Tensor]) -> Result<(Tensor, SmallVec<[Tensor; 4]>)> {
         let kept: Shape = (0..x.rank()).filter(|d| !self.dims.contains(d)).collect();
         let (before, behind) = kept.split_at(self.at);
         let named = indices.iter().fold(Shape::new(), |shape, i| {
@@ -83,13 +83,9 @@ impl Rule for Gathered {
         let (exec, g) = (cx.exec(0), cx.grad0());
         let indices: SmallVec<[Tensor; 4]> =
             (0..self.dims.len()).map(|i| cx.saved(Slot::In(1 + i))).collect::<Result<_>>()?;
-        let out = exec.empty_like(cx.input(0))?;
-        exec.run(Kernel::Fill { value: 0.0, out: &out })?;
-        let (view, indices) = self.operands(&out, &indices)?;
+        let (view, indices) = self.operands(&cx.sum(0)?.zeroed(&exec)?, &indices)?;
         let indices: SmallVec<[&Tensor; 4]> = indices.iter().collect();
-        exec.run(Kernel::ScatterAdd { source: &g, indices: &indices, wrap: true, alpha: 1.0, out: &view })?;
-        cx.set(0, out);
-        Ok(())
+        exec.run(Kernel::ScatterAdd { source: &g, indices: &indices, wrap: true, alpha: 1.0, out: &view })
     }
 
     fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {

@@ -299,12 +299,46 @@ impl<'a> Exec<'a> {
         self.run(Kernel::Binary { f: Binary::Add, a: &first, b: &second, out: &out })?;
         Ok(out)
     }
+
+    /// part += g, where `part` is a view with distinct elements of a tensor that is not g's.
+    pub fn add_to(&self, part: &Tensor, g: &Tensor) -> Result<()> {
+        if part.is_contiguous() {
+            return self.run(Kernel::Binary { f: Binary::Add, a: part, b: g, out: part });
+        }
+        // Kernels write contiguous results, but for copies.
+        let in_place = g.is_sole_owner() && g.dtype() == part.dtype();
+        let sum = if in_place { g.clone() } else { self.workspace(part.shape(), part.dtype())? };
+        self.run(Kernel::Binary { f: Binary::Add, a: g, b: part, out: &sum })?;
+        self.run(Kernel::Copy { x: &sum, out: part })
+    }
 }
 
-/// Where a [`Backward`] gets saved tensors from.
-pub(crate) trait SavedSource {
+/// The pass that a [`Backward`] is part of.
+pub(crate) trait PassSource {
     /// The tensor of a declared slot; the source gives up its own claim on it.
     fn take(&mut self, slot: Slot) -> Result<Tensor>;
+    /// The sum of the gradients of an input so far, to be added to.
+    fn sum(&mut self, input: usize) -> Result<GradientSum>;
+}
+
+/// The gradient of an input as its uses add up, see [`Backward::sum`].
+#[derive(Debug)]
+pub struct GradientSum {
+    /// Of the input's shape, and written in place: contiguous where it is new, else perhaps a view with distinct elements.
+    /// f32 where many uses of a 16-bit input add up.
+    pub tensor: Tensor,
+    /// True where this use is the first to add: the contents are undefined, and the op writes all of them.
+    pub is_new: bool,
+}
+
+impl GradientSum {
+    /// The tensor, filled with zeros where it is new.
+    pub fn zeroed(self, exec: &Exec<'_>) -> Result<Tensor> {
+        if self.is_new {
+            exec.run(Kernel::Fill { value: 0.0, out: &self.tensor })?;
+        }
+        Ok(self.tensor)
+    }
 }
 
 /// What an op's `backward` works with. Saved tensors and output gradients are *taken*: each may be asked for once, and
@@ -313,9 +347,11 @@ pub(crate) trait SavedSource {
 pub struct Backward<'a> {
     pub(crate) device: &'a Device,
     pub(crate) clock: &'a KernelClock,
-    pub(crate) saved: &'a mut dyn SavedSource,
+    pub(crate) pass: &'a mut dyn PassSource,
     pub(crate) output_grads: SmallVec<[Option<Tensor>; 1]>,
     pub(crate) input_grads: SmallVec<[Option<Tensor>; 3]>,
+    /// Inputs whose gradients were added to by [`sum`](Backward::sum).
+    pub(crate) summed: SmallVec<[bool; 3]>,
     pub(crate) needs: &'a [bool],
     pub(crate) leaves: &'a [bool],
     pub(crate) inputs: &'a [Spec],
@@ -373,13 +409,28 @@ impl<'a> Backward<'a> {
     }
     /// Takes a tensor that `saves` declared, replayed or dequantized as its mark says.
     pub fn saved(&mut self, slot: Slot) -> Result<Tensor> {
-        self.saved.take(slot)
+        self.pass.take(slot)
     }
     /// Sets the gradient of an input.
     pub fn set(&mut self, input: usize, grad: Tensor) {
         if self.is_input(input) && self.input_grads[input].replace(grad).is_some() {
             self.blame(|| format!("backward sets the gradient of input {input} twice"));
         }
+    }
+    /// The gradient of an input as the uses visited before have added it up, for an op to add its own in place. It stands for
+    /// [`set`](Backward::set) where an op reads a small part of its input: making a gradient as large as the input for each
+    /// of n parts would take n times as long.
+    ///
+    /// # Errors
+    /// [`Error::InvalidTensor`](crate::Error::InvalidTensor) for an input that needs no gradient, and out of memory.
+    pub fn sum(&mut self, input: usize) -> Result<GradientSum> {
+        if !self.needs.get(input).is_some_and(|&needs| needs) {
+            let reason = format!("input {input} needs no gradient, or the op has no such input");
+            return Err(crate::Error::tensor("Backward::sum", reason));
+        }
+        let sum = self.pass.sum(input)?;
+        self.summed[input] = true;
+        Ok(sum)
     }
     /// Where to compute the gradient of an input: a leaf's is counted as [`Kind::Gradient`].
     pub fn exec(&self, input: usize) -> Exec<'a> {

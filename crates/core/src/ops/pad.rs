@@ -53,15 +53,16 @@ impl Rule for Pad {
         let (exec, g) = (cx.exec(0), cx.grad0());
         let back: SmallVec<[(isize, isize); 4]> = self.widths.iter().map(|&(a, b)| (-a, -b)).collect();
         let cuts_only = back.iter().all(|&(a, b)| a <= 0 && b <= 0);
-        let grad = if cuts_only {
-            cut(&g, &back)?
+        if cuts_only {
+            cx.set(0, cut(&g, &back)?);
+            return Ok(());
+        }
+        let sum = cx.sum(0)?;
+        if sum.is_new {
+            copy_padded(&exec, &g, &sum.tensor, &back, 0.0)
         } else {
-            let out = exec.empty_like(cx.input(0))?;
-            copy_padded(&exec, &g, &out, &back, 0.0)?;
-            out
-        };
-        cx.set(0, grad);
-        Ok(())
+            exec.add_to(&cut(&sum.tensor, &self.widths)?, &cut(&g, &back)?)
+        }
     }
 
     fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {

@@ -1,8 +1,8 @@
 //! Views: the output shares the input's storage. They cost nothing, save nothing, and have no mark of their own: a
 //! view's handles, reads and marks are those of the value that owns the storage.
 //!
-//! Gradients: reshape and permute undo themselves; expand sums over what it repeated; narrow puts g into zeros; split
-//! joins the gradients of its parts, zeros where a part has none.
+//! Gradients: reshape and permute undo themselves; expand sums over what it repeated; narrow adds g to its part of the
+//! input's gradient; split joins the gradients of its parts, zeros where a part has none.
 
 use super::*;
 use crate::layout::{Extent, Layout, dimension, element_count};
@@ -194,12 +194,13 @@ impl Rule for Narrow {
     }
     is_view!();
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
-        let (exec, g) = (cx.exec(0), cx.grad0());
-        let out = exec.empty_like(cx.input(0))?;
-        exec.run(Kernel::Fill { value: 0.0, out: &out })?;
-        exec.run(Kernel::Copy { x: &g, out: &self.of(&out)? })?;
-        cx.set(0, out);
-        Ok(())
+        let (exec, g, sum) = (cx.exec(0), cx.grad0(), cx.sum(0)?);
+        if !sum.is_new {
+            return exec.add_to(&self.of(&sum.tensor)?, &g);
+        }
+        let part = self.of(&sum.tensor)?;
+        sum.zeroed(&exec)?;
+        exec.run(Kernel::Copy { x: &g, out: &part })
     }
     fn samples() -> Vec<Sample> {
         let x = SampleInput::random;
@@ -265,20 +266,20 @@ impl Rule for Split {
     }
     is_view!();
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
-        let exec = cx.exec(0);
-        let out = exec.empty_like(cx.input(0))?;
+        let (exec, sum) = (cx.exec(0), cx.sum(0)?);
         for (part, start, len) in self.parts() {
-            let slice = out.narrow(self.dim, start, len)?;
+            let slice = sum.tensor.narrow(self.dim, start, len)?;
             match cx.grad(part) {
-                Some(g) => exec.run(Kernel::Copy { x: &g, out: &slice })?,
-                None => {
-                    let zero = exec.workspace(&[], out.dtype())?;
+                Some(g) if sum.is_new => exec.run(Kernel::Copy { x: &g, out: &slice })?,
+                Some(g) => exec.add_to(&slice, &g)?,
+                None if sum.is_new => {
+                    let zero = exec.workspace(&[], slice.dtype())?;
                     exec.run(Kernel::Fill { value: 0.0, out: &zero })?;
                     exec.run(Kernel::Copy { x: &zero.expand(slice.shape())?, out: &slice })?;
                 }
+                None => {}
             }
         }
-        cx.set(0, out);
         Ok(())
     }
     fn samples() -> Vec<Sample> {

@@ -6,7 +6,7 @@
 
 use super::audit::Fingerprint;
 use super::scope::ScopeFrame;
-use super::trace::Event;
+use super::trace::{Event, Recording};
 use super::{ParameterId, Stats, TapeOptions};
 use crate::kernel::RandomStream;
 use crate::mark::{Decision, Int8Spec, Site};
@@ -209,7 +209,7 @@ pub(crate) struct Graph {
     pub rule_uses: Vec<u64>,
     pub stats: Stats,
     /// What the tape is told, where that is to be run again.
-    pub events: Option<Vec<Event>>,
+    pub recording: Option<Recording>,
 }
 
 impl Graph {
@@ -232,15 +232,16 @@ impl Graph {
             audited_behind_int8: HashSet::new(),
             rule_uses: vec![0; rules],
             stats: Stats::default(),
-            events: None,
+            recording: None,
         }
     }
 
     /// Notes what the tape was told, where that is to be run again.
     pub fn tell(&mut self, event: impl FnOnce(&Graph) -> Event) {
-        if self.events.is_some() {
+        if self.recording.is_some() {
+            self.note_let_go();
             let event = event(self);
-            self.events.get_or_insert_default().push(event);
+            self.push_event(event);
         }
     }
 
@@ -374,6 +375,7 @@ impl Graph {
             if !new.is_view {
                 value.tensor.storage().note_contents(Holds::Value(id));
             }
+            let storage = value.tensor.storage().number();
             let key = self.values.insert(Value {
                 id,
                 node,
@@ -403,6 +405,9 @@ impl Graph {
             });
             let root = if new.is_view { self.root(self.nodes[node].inputs[0]) } else { key };
             self.values[key].root = root;
+            if let Some(recording) = &mut self.recording {
+                recording.note_value(storage, key);
+            }
             self.nodes[node].outputs.push(key);
             outputs.push(key);
             if !new.is_view && !exact {
@@ -491,5 +496,10 @@ impl Value {
             Stored::Quantized(quantized) => quantized.bytes(),
             Stored::Unsettled | Stored::Dropped | Stored::Freed => 0,
         }
+    }
+
+    /// How many times it holds its tensor's storage.
+    pub fn holds(&self) -> usize {
+        self.live.is_some() as usize + matches!(self.stored, Stored::Full(_)) as usize
     }
 }

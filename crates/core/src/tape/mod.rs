@@ -8,6 +8,7 @@ mod replay;
 mod report;
 mod scope;
 mod settle;
+mod sums;
 mod trace;
 mod var;
 
@@ -26,8 +27,8 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
+use trace::Event;
 pub use trace::{DryRun, Trace, TraceNode, TraceValue};
-use trace::{Event, LeafSource};
 pub use var::{Gradients, Var};
 
 /// A number that this process gives out once. An address won't do: it comes back when its owner is dropped.
@@ -274,8 +275,9 @@ impl Tape {
             });
         }
         let name = if parameter.is_some() { "parameter" } else { "leaf" };
+        graph.note_let_go();
         let keys = graph.insert_leaf(name, tensor.clone(), requires_grad, parameter);
-        graph.tell(|_| Event::Leaf { source: LeafSource::Held(tensor.clone()), requires_grad, parameter });
+        graph.note_leaf(keys[0], tensor, requires_grad, parameter);
         if let Some(id) = parameter {
             graph.parameters.insert(id, (keys[0], Spec::of(tensor)));
         }
@@ -346,6 +348,7 @@ impl Tape {
                 return Err(Error::OtherTape { what: name, path: v.path() });
             }
         }
+        graph.note_let_go();
         let device = graph.device.clone();
         let mut tensors: SmallVec<[Tensor; 3]> = SmallVec::new();
         for v in inputs {

@@ -5,13 +5,16 @@
 //! after its last reader, and so is, in a consuming pass, what the tape stores.
 
 use super::graph::{Disposition, Graph, NodeKey, Stored, ValueKey};
-use super::{Gradients, Tape, Var, Verify};
+use super::sums::is_part;
+use super::{Gradients, ParameterId, Tape, Var, Verify};
 use crate::device::same_device;
-use crate::ops::{Backward, SavedSource, Slot, Spec};
-use crate::{Device, Error, Holds, Kind, Moment, Phase, Result, Tensor};
+use crate::ops::{Backward, GradientSum, Op, PassSource, Slot, Spec};
+use crate::{Device, Error, Kernel, Kind, Moment, Phase, Result, Tensor};
 use slotmap::SecondaryMap;
 use smallvec::SmallVec;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
 
 /// A root's part in a pass.
 #[derive(Debug, Default)]
@@ -26,6 +29,8 @@ pub(super) struct PassValue {
     pub(super) held: Option<Tensor>,
     /// Segments of the nodes that will read it.
     pub(super) segments: SmallVec<[Option<u32>; 2]>,
+    /// Of a value, root or not: how many gradients add up to its own, those that the pass starts from included.
+    pub(super) uses: u32,
 }
 
 #[derive(Debug, Default)]
@@ -33,6 +38,8 @@ pub(super) struct PassNode {
     pub(super) reachable: bool,
     /// A wanted value is an output of it or comes before it.
     pub(super) leads: bool,
+    /// Its gradient is computed: one of its inputs leads on.
+    pub(super) visited: bool,
     /// Its inputs have a reader for its replay.
     pub(super) open: bool,
     pub(super) replays: u64,
@@ -45,7 +52,10 @@ pub(super) struct Pass<'a> {
     pub(super) verify: bool,
     pub(super) values: SecondaryMap<ValueKey, PassValue>,
     pub(super) nodes: SecondaryMap<NodeKey, PassNode>,
+    /// Sums of the gradients that have come so far; in f32 where many of 16 bits add up.
     pub(super) grads: SecondaryMap<ValueKey, Tensor>,
+    /// The sums of parameters that have several leaves, by how many those are.
+    pub(super) shared: BTreeMap<ParameterId, (u32, Option<Tensor>)>,
     /// The user's own tensors: never given away as a gradient.
     pub(super) given: Vec<Tensor>,
     /// Values that aren't leaves whose gradients are asked for.
@@ -92,7 +102,7 @@ impl Tape {
         retain: bool,
         wanted: Option<&[ValueKey]>,
     ) -> Result<Gradients> {
-        if !std::rc::Rc::ptr_eq(&loss.tape.0, &self.0) {
+        if !Rc::ptr_eq(&loss.tape.0, &self.0) {
             return Err(Error::OtherTape { what: "backward", path: loss.path() });
         }
         self.try_graph("backward")?.check("backward", Some(loss.key))?;
@@ -103,7 +113,7 @@ impl Tape {
             return Err(no_gradient(loss, reason));
         }
         let seed = Tensor::uninit(tensor.device(), tensor.shape(), tensor.dtype(), Kind::Activation)?;
-        tensor.device().run(&crate::Kernel::Fill { value: scale, out: &seed })?;
+        tensor.device().run(&Kernel::Fill { value: scale, out: &seed })?;
         drop(tensor);
         self.backward_seeded(vec![(loss, seed)], Vec::new(), retain, wanted)
     }
@@ -125,7 +135,7 @@ impl Tape {
     pub fn grad_with(&self, loss: &Var, of: &[&Var], options: GradOptions) -> Result<Vec<Tensor>> {
         drop(self.try_graph("grad")?);
         for v in [&loss].into_iter().chain(of) {
-            if !std::rc::Rc::ptr_eq(&v.tape.0, &self.0) {
+            if !Rc::ptr_eq(&v.tape.0, &self.0) {
                 return Err(Error::OtherTape { what: "grad", path: v.path() });
             }
         }
@@ -157,12 +167,12 @@ impl Tape {
         wanted: Option<&[ValueKey]>,
     ) -> Result<Gradients> {
         // Another tape's key may name a value of this one.
-        let ours = seeds.iter().all(|(v, _)| std::rc::Rc::ptr_eq(&v.tape.0, &self.0));
+        let ours = seeds.iter().all(|(v, _)| Rc::ptr_eq(&v.tape.0, &self.0));
         {
             let mut graph = self.try_graph("backward")?;
             graph.check("backward", seeds.first().map(|(v, _)| v.key).filter(|_| ours))?;
             graph.check_rules()?;
-            let traced = graph.events.is_some();
+            let traced = graph.recording.is_some();
             drop(graph);
             if let (true, Some((v, _))) = (traced, seeds.first().filter(|_| ours)) {
                 return Err(no_gradient(
@@ -172,7 +182,7 @@ impl Tape {
             }
         }
         for (v, g) in &seeds {
-            if !std::rc::Rc::ptr_eq(&v.tape.0, &self.0) {
+            if !Rc::ptr_eq(&v.tape.0, &self.0) {
                 return Err(Error::OtherTape { what: "backward", path: v.path() });
             }
             if !v.requires_grad() {
@@ -256,8 +266,10 @@ impl<'a> Pass<'a> {
             graph.values.keys().map(|k| (k, PassValue::default())).collect();
         let mut nodes: SecondaryMap<NodeKey, PassNode> = graph.nodes.keys().map(|k| (k, PassNode::default())).collect();
         let order = graph.in_recording_order();
+        let mut shared: BTreeMap<ParameterId, (u32, Option<Tensor>)> = BTreeMap::new();
         for (v, _) in seeds {
             nodes[graph.values[v.key].node].reachable = true;
+            values[v.key].uses += 1;
         }
         for &key in &order {
             let node = &graph.nodes[key];
@@ -275,8 +287,24 @@ impl<'a> Pass<'a> {
             if !nodes[key].reachable || !node.requires_grad {
                 continue;
             }
+            if let Some(id) = node.parameter {
+                shared.entry(id).or_default().0 += 1;
+            }
             for (&input, _) in node.inputs.iter().zip(&node.needs).filter(|(_, needs)| **needs) {
-                nodes[graph.values[input].node].reachable = true;
+                let producer = graph.values[input].node;
+                if nodes[producer].leads {
+                    nodes[producer].reachable = true;
+                    nodes[key].visited = true;
+                    // Through a view, those of its outputs may be added to the input's, see `Pass::sum`.
+                    let through = match &node.op {
+                        Some(op) if is_part(op) => node.outputs.iter().map(|&o| values[o].uses).sum(),
+                        _ => 1,
+                    };
+                    values[input].uses += through;
+                }
+            }
+            if !nodes[key].visited {
+                continue;
             }
             for value in node.saved() {
                 let root = &mut values[graph.root(value)];
@@ -326,6 +354,7 @@ impl<'a> Pass<'a> {
         }
         let (device, verify) = (graph.device.clone(), graph.options.verify == Verify::Bits);
         drop(graph);
+        shared.retain(|_, (leaves, _)| *leaves > 1);
         let (grads, replay_nanos, quantize_nanos) = (SecondaryMap::new(), 0, 0);
         let wanted = wanted.map_or(Vec::new(), <[ValueKey]>::to_vec);
         let visiting = Moment::default();
@@ -337,6 +366,7 @@ impl<'a> Pass<'a> {
             values,
             nodes,
             grads,
+            shared,
             given,
             wanted,
             replay_nanos,
@@ -357,46 +387,41 @@ impl<'a> Pass<'a> {
             }
             let graph = self.tape.graph();
             let node = &graph.nodes[key];
-            for &output in node.outputs.iter().filter(|o| self.wanted.contains(o) && !node.is_leaf()) {
-                if let Some(grad) = self.grads.get(output) {
-                    gradients.by_value.insert(output, grad.clone());
-                }
-            }
-            let Some(op) = node.op.clone() else {
-                let (leaf, parameter) = (node.outputs[0], node.parameter);
-                drop(graph);
-                if let Some(mut grad) = self.grads.remove(leaf) {
-                    if !self.may_give(&grad) {
-                        grad = grad.copy(Kind::Gradient)?;
-                    }
-                    grad.storage().set_kind(Kind::Gradient);
-                    if let Some(id) = parameter {
-                        // A parameter updated between two recordings on one tape has two leaves.
-                        let sum = match gradients.by_parameter.remove(&id) {
-                            Some(other) => {
-                                self.tape.exec(&self.device, Kind::Gradient).accumulate(other, grad.clone())?
-                            }
-                            None => grad.clone(),
-                        };
-                        gradients.by_parameter.insert(id, sum);
-                    }
-                    gradients.by_value.insert(leaf, grad);
-                }
+            let (op, parameter, outputs) = (node.op.clone(), node.parameter, node.outputs.clone());
+            drop(graph);
+            let Some(op) = op else {
+                self.finish_leaf(outputs[0], parameter, &mut gradients)?;
                 continue;
             };
-            if !node.requires_grad {
-                continue;
+            for &output in &outputs {
+                if self.wanted.contains(&output)
+                    && let Some(grad) = self.take_grad(output)?
+                {
+                    gradients.by_value.insert(output, grad.clone());
+                    self.grads.insert(output, grad);
+                }
             }
-            self.visit(graph, key, &op)?;
+            if self.nodes[key].visited {
+                self.visit(key, &op)?;
+            } else {
+                outputs.iter().for_each(|&output| drop(self.grads.remove(output)));
+            }
+        }
+        for (id, (_, sum)) in std::mem::take(&mut self.shared) {
+            if let (Some(sum), Some(leaf)) = (sum, gradients.by_parameter.get(&id)) {
+                let sum = if sum.dtype() == leaf.dtype() { sum } else { sum.cast(leaf.dtype(), Kind::Gradient)? };
+                gradients.by_parameter.insert(id, sum);
+            }
         }
         Ok(gradients)
     }
 
     /// Runs one node's backward and hands its inputs their gradients.
-    fn visit(&mut self, graph: std::cell::RefMut<'_, Graph>, key: NodeKey, op: &crate::ops::Op) -> Result<()> {
+    fn visit(&mut self, key: NodeKey, op: &Op) -> Result<()> {
+        let graph = self.tape.graph();
         let node = &graph.nodes[key];
-        let output_grads: SmallVec<[Option<Tensor>; 1]> = node.outputs.iter().map(|&o| self.grads.remove(o)).collect();
-        let taken = output_grads.iter().map(|_| false).collect();
+        let outputs = node.outputs.clone();
+        let taken = outputs.iter().map(|_| false).collect();
         let (inputs, mut needs) = (node.inputs.clone(), node.needs.clone());
         for (needed, &input) in needs.iter_mut().zip(&inputs) {
             *needed &= self.nodes[graph.values[input].node].leads;
@@ -410,6 +435,8 @@ impl<'a> Pass<'a> {
         self.visiting = Moment { phase: Phase::Backward, node: node.sequence };
         drop(graph);
         self.device.meter().set_moment(self.visiting);
+        let output_grads: SmallVec<[Option<Tensor>; 1]> =
+            outputs.iter().map(|&output| self.take_grad(output)).collect::<Result<_>>()?;
 
         if output_grads.iter().any(Option::is_some) {
             let (before, replays_before) = (self.tape.0.clock.nanos(), self.replay_nanos + self.quantize_nanos);
@@ -419,9 +446,10 @@ impl<'a> Pass<'a> {
             let mut cx = Backward {
                 device: &device,
                 clock: &tape.0.clock,
-                saved: &mut saved,
+                pass: &mut saved,
                 output_grads,
                 input_grads: inputs.iter().map(|_| None).collect(),
+                summed: SmallVec::from_elem(false, inputs.len()),
                 needs: &needs,
                 leaves: &leaves,
                 inputs: &specs,
@@ -433,7 +461,8 @@ impl<'a> Pass<'a> {
                 Error::InvalidTensor { what, reason } => broken(format!("backward: {what}: {reason}")),
                 other => other,
             });
-            let (grads, fault) = (std::mem::take(&mut cx.input_grads), cx.fault.take());
+            let (grads, summed) = (std::mem::take(&mut cx.input_grads), std::mem::take(&mut cx.summed));
+            let fault = cx.fault.take();
             drop(cx);
             fault.map_or(Ok(()), |reason| Err(broken(reason)))?;
             result?;
@@ -444,7 +473,10 @@ impl<'a> Pass<'a> {
                         specs[i],
                         device.name()
                     )),
-                    None if needs[i] => Some(format!("no gradient was set for input {i}")),
+                    Some(_) if summed[i] => {
+                        Some(format!("the gradient of input {i} was both set and added to its sum; do one of these"))
+                    }
+                    None if needs[i] && !summed[i] => Some(format!("no gradient was set for input {i}")),
                     _ => None,
                 };
                 if let Some(reason) = wrong {
@@ -466,30 +498,6 @@ impl<'a> Pass<'a> {
             self.end_read(value, segment);
         }
         Ok(())
-    }
-
-    fn add_grad(&mut self, value: ValueKey, grad: Tensor) -> Result<()> {
-        let (is_leaf, id) = {
-            let graph = self.tape.graph();
-            let v = &graph.values[value];
-            (graph.nodes[v.node].is_leaf(), v.id)
-        };
-        let kind = if is_leaf { Kind::Gradient } else { Kind::Activation };
-        let grad = match self.grads.remove(value) {
-            None => grad,
-            Some(sum) => self.tape.exec(&self.device, kind).accumulate(sum, grad)?,
-        };
-        if is_leaf && self.may_give(&grad) {
-            grad.storage().set_kind(Kind::Gradient);
-        }
-        grad.storage().note_contents(Holds::Gradient(id));
-        self.grads.insert(value, grad);
-        Ok(())
-    }
-
-    /// Whether a leaf's gradient may be handed out as it is: not a part of a larger tensor, not the user's own.
-    fn may_give(&self, grad: &Tensor) -> bool {
-        grad.covers_storage() && !self.given.iter().any(|given| given.shares_storage(grad))
     }
 
     /// A node's read of a value is over.
@@ -527,7 +535,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// The saved tensors of the node being visited.
+/// The saved tensors of the node being visited, and the sums of its inputs' gradients.
 struct Saved<'p, 'a> {
     pass: &'p mut Pass<'a>,
     node: NodeKey,
@@ -535,7 +543,12 @@ struct Saved<'p, 'a> {
     untaken: &'p mut SmallVec<[(Slot, ValueKey); 4]>,
 }
 
-impl SavedSource for Saved<'_, '_> {
+impl PassSource for Saved<'_, '_> {
+    fn sum(&mut self, input: usize) -> Result<GradientSum> {
+        let value = self.pass.tape.graph().nodes[self.node].inputs[input];
+        self.pass.sum(value)
+    }
+
     fn take(&mut self, slot: Slot) -> Result<Tensor> {
         let Some(i) = self.untaken.iter().position(|(s, _)| *s == slot) else {
             let graph = self.pass.tape.graph();

@@ -9,6 +9,23 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 type Sources = SmallVec<[ValueKey; 2]>;
 
+/// What replaying a node once from what is stored takes.
+#[derive(Debug, Default)]
+struct ReplayCost {
+    flops: u64,
+    /// Nodes in that replay.
+    nodes: u64,
+    /// Some of these, so that a later walk that meets them needn't walk on.
+    contains: SmallVec<[NodeKey; 4]>,
+    /// Nodes looked at to find this out.
+    walked: u64,
+}
+
+impl ReplayCost {
+    /// More would cost what they spare.
+    const MOST_CONTAINED: usize = 8;
+}
+
 impl Tape {
     /// Every saved tensor of this tape right now: its bytes, mark, who decided, who reads it, what a replay costs.
     /// On the meta device too: that is a dry run.
@@ -88,31 +105,43 @@ impl Graph {
         }
     }
 
-    /// FLOPs and ops of replaying a root once from what is stored. `known` holds the costs of earlier roots: where a
-    /// chain doesn't branch it isn't walked again for each of its links.
-    fn replay_cost(&self, root: ValueKey, known: &SecondaryMap<ValueKey, (u64, u64)>) -> (u64, u64) {
-        if !self.is_dropped(root) {
-            return (0, 0);
-        }
-        let node = &self.nodes[self.values[root].node];
-        let mut dropped: SmallVec<[ValueKey; 3]> =
-            node.inputs.iter().map(|&i| self.root(i)).filter(|&r| self.is_dropped(r)).collect();
-        dropped.dedup();
-        if let [only] = dropped[..]
-            && let Some((flops, depth)) = known.get(only)
-        {
-            return (flops + node.flops, depth + 1);
-        }
-        let (mut flops, mut seen, mut worklist) = (0u64, HashSet::new(), vec![root]);
-        while let Some(value) = worklist.pop() {
-            let node = self.values[value].node;
-            if !seen.insert(node) {
-                continue;
+    /// What replaying each node once from what is stored takes, where an output of it is dropped.
+    fn replay_costs(&self) -> SecondaryMap<NodeKey, ReplayCost> {
+        let mut costs = SecondaryMap::new();
+        for key in self.in_recording_order() {
+            if self.nodes[key].outputs.iter().any(|&o| self.root(o) == o && self.is_dropped(o)) {
+                costs.insert(key, self.replay_cost(key, &costs));
             }
-            flops = flops.saturating_add(self.nodes[node].flops);
-            worklist.extend(self.nodes[node].inputs.iter().map(|&i| self.root(i)).filter(|&r| self.is_dropped(r)));
         }
-        (flops, seen.len() as u64)
+        costs
+    }
+
+    /// What replaying a node takes, by those before it. The chain is walked back to where all of it goes through one node,
+    /// whose cost is known: so residual connections don't make each of n links walk the whole chain.
+    fn replay_cost(&self, key: NodeKey, known: &SecondaryMap<NodeKey, ReplayCost>) -> ReplayCost {
+        let mut cost = ReplayCost::default();
+        // What is left to walk, the latest last.
+        let mut frontier = BTreeMap::from([(self.nodes[key].sequence, key)]);
+        while let Some((_, node)) = frontier.pop_last() {
+            if let Some(rest) = known.get(node)
+                && frontier.values().all(|n| rest.contains.contains(n))
+            {
+                cost.flops = cost.flops.saturating_add(rest.flops);
+                cost.nodes += rest.nodes;
+                cost.contains.extend(frontier.into_values().take(ReplayCost::MOST_CONTAINED));
+                cost.contains.push(node);
+                break;
+            }
+            cost.walked += 1;
+            cost.nodes += 1;
+            cost.flops = cost.flops.saturating_add(self.nodes[node].flops);
+            if node != key && cost.contains.len() < ReplayCost::MOST_CONTAINED {
+                cost.contains.push(node);
+            }
+            let dropped = self.nodes[node].inputs.iter().map(|&i| self.root(i)).filter(|&r| self.is_dropped(r));
+            frontier.extend(dropped.map(|r| self.values[r].node).map(|n| (self.nodes[n].sequence, n)));
+        }
+        cost
     }
 
     /// What a replay of a root begins with: stored values and inputs, the nearest first. Parameters apart. `known` holds
@@ -145,16 +174,16 @@ impl Graph {
                 }
             }
         }
-        let (mut entries, mut costs, mut sources) = (Vec::new(), SecondaryMap::new(), SecondaryMap::new());
+        let (costs, by_tape_alone) = (self.replay_costs(), self.leaves_held_by_tape_alone());
+        let (mut entries, mut sources) = (Vec::new(), SecondaryMap::new());
         for key in self.roots() {
             let v = &self.values[key];
             let node = &self.nodes[v.node];
-            let (recompute_flops, depth) = self.replay_cost(key, &costs);
-            costs.insert(key, (recompute_flops, depth));
+            let cost = costs.get(v.node).filter(|_| self.is_dropped(key));
+            let (recompute_flops, depth) = cost.map_or((0, 0), |cost| (cost.flops, cost.nodes));
             sources.insert(key, self.replay_sources(key, &sources));
-            let owned_leaf = node.is_leaf() && self.is_held_by_tape_alone(key);
             let listed = if node.is_leaf() {
-                owned_leaf
+                by_tape_alone.contains(&key)
             } else {
                 v.reads > 0 || v.stored_bytes() > 0 || (v.mark.is_some() && v.recipes > 0)
             };
@@ -182,14 +211,25 @@ impl Graph {
         entries
     }
 
-    /// A leaf whose tensor nobody outside the tape holds any more: its bytes are the tape's doing.
-    fn is_held_by_tape_alone(&self, leaf: ValueKey) -> bool {
-        match &self.values[leaf].stored {
-            Stored::Full(tensor) => {
-                tensor.is_sole_owner() && matches!(tensor.storage().kind(), Kind::Input | Kind::Activation)
+    /// Leaves whose tensors nobody outside the tape holds any more: their bytes are the tape's doing. Of several in one
+    /// storage the first.
+    fn leaves_held_by_tape_alone(&self) -> HashSet<ValueKey> {
+        // How often the tape holds each storage, and the leaf that is listed for it: none where a value that isn't a leaf is.
+        let mut storages: HashMap<u64, (usize, Option<ValueKey>)> = HashMap::new();
+        for key in self.roots() {
+            let Stored::Full(tensor) = &self.values[key].stored else { continue };
+            let of_storage = storages.entry(tensor.storage().number()).or_insert((0, Some(key)));
+            of_storage.0 += 1;
+            if !self.nodes[self.values[key].node].is_leaf() {
+                of_storage.1 = None;
             }
-            _ => false,
         }
+        let leaves = storages.into_values().filter_map(|(held, leaf)| Some((held, leaf?)));
+        let by_tape_alone = leaves.filter(|&(held, leaf)| match &self.values[leaf].stored {
+            Stored::Full(t) => t.holders() == held && matches!(t.storage().kind(), Kind::Input | Kind::Activation),
+            _ => false,
+        });
+        by_tape_alone.map(|(_, leaf)| leaf).collect()
     }
 
     fn lint(&self, ledger: &Ledger) -> Vec<Lint> {
@@ -335,6 +375,56 @@ impl Graph {
                     });
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{DType, Mark, Result, Tape, Tensor, Var, meta};
+
+    /// Nodes that the ledger walks over, and FLOPs and depth of the last link's replay, for a chain of so many links.
+    fn walked(links: usize, link: fn(&Var, &Var) -> Result<Var>) -> (u64, u64, u64) {
+        let device = meta();
+        let tape = Tape::new(&device);
+        let x = tape.leaf(&Tensor::full(&device, &[4, 4], DType::F32, 0.0).unwrap()).unwrap();
+        let _scope = tape.scope("all").mark(Mark::Recompute);
+        let shared = x.exp().unwrap();
+        let mut h = x.gelu().unwrap();
+        for _ in 0..links {
+            h = link(&h, &shared).unwrap();
+        }
+        let last = h.clone();
+        let loss = h.square().unwrap().sum().unwrap();
+        let graph = tape.graph();
+        let costs = graph.replay_costs();
+        let of_last = &costs[graph.values[graph.root(last.key)].node];
+        let walked = costs.values().map(|cost| cost.walked).sum();
+        let figures = (walked, of_last.flops, of_last.nodes);
+        drop((costs, graph));
+        drop((last, loss));
+        figures
+    }
+
+    /// Whatever branches and joins between the links, each node is looked at a few times.
+    #[test]
+    fn replay_costs_of_branching_chains_take_linear_time() {
+        let links: [(&str, u64, fn(&Var, &Var) -> Result<Var>); 5] = [
+            ("residual", 2, |h, _| h.tanh()?.add(h)),
+            ("squared", 1, |h, _| h.mul(h)),
+            ("two branches", 4, |h, _| h.tanh()?.mul(&h.exp()?.sigmoid()?)),
+            ("with one value shared by all", 1, |h, shared| h.mul(shared)),
+            ("residual, with one value shared by all", 3, |h, shared| h.tanh()?.mul(shared)?.add(h)),
+        ];
+        for (name, nodes, link) in links {
+            let (few, flops, depth) = walked(50, link);
+            let (many, more_flops, more_depth) = walked(200, link);
+            assert!(many < 5 * few, "{name}: {few} nodes for 50 links, {many} for 200");
+            // gelu, and the shared value where it takes part.
+            let start = if name.contains("shared") { 2 } else { 1 };
+            assert_eq!((depth, more_depth), (start + 50 * nodes, start + 200 * nodes), "{name}");
+            let per_link = (more_flops - flops) / 150;
+            assert_eq!(more_flops - flops, 150 * per_link, "{name}");
         }
     }
 }

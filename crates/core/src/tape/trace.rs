@@ -3,14 +3,16 @@
 //! While a model runs on the meta device, all that its tape is told is noted: ops, handles that go, scopes, marks. Running
 //! the trace tells another tape the same. So peak and replays come from the engine's own code, and the model's doesn't run.
 
-use super::graph::{Graph, MarkSource, Stored, ValueKey};
+use super::graph::{Graph, MarkSource, Stored, Value, ValueKey};
 use super::{ParameterId, Scope, Tape, TapeOptions, Var};
+use crate::layout::Layout;
 use crate::ops::Op;
 use crate::tensor::Template;
-use crate::{DType, Device, Error, Mark, Moment, Policy, Result, Tensor};
+use crate::{DType, Device, Error, Mark, Moment, Policy, Result, Storage, Tensor};
 use smallvec::SmallVec;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
+use std::sync::Weak;
 
 /// What a tape is told. Values go by their numbers, which a tape gives in the same order again.
 #[derive(Debug)]
@@ -21,6 +23,7 @@ pub(crate) enum Event {
     Segment(usize),
     Close,
     Leaf {
+        id: u64,
         source: LeafSource,
         requires_grad: bool,
         parameter: Option<ParameterId>,
@@ -30,6 +33,12 @@ pub(crate) enum Event {
     Op(Rc<Op>, SmallVec<[u64; 3]>),
     /// The last handle went.
     Release(u64),
+    /// The user has a value's tensor, and holds it until [`LetGo`](Event::LetGo).
+    Take(u64),
+    /// The user holds a tensor no more, by the value that it was taken from or put on the tape as.
+    LetGo(u64),
+    /// The user makes the tensor of one of [`Trace::templates`].
+    Make(usize),
     Mark(u64, Mark),
     Pause,
     Resume,
@@ -40,10 +49,111 @@ pub(crate) enum Event {
 pub(crate) enum LeafSource {
     /// The user holds it all along.
     Held(Tensor),
-    /// Nobody holds it when forward has ended: one of [`Trace::templates`], made for its first leaf and let go after its last.
+    /// It is made in forward, or not held by anybody when forward has ended: one of [`Trace::templates`].
     Like(usize),
-    /// It is that of another value.
-    Detached(u64),
+    /// It shares the storage of what the user took from a value, or put on the tape, and lies so in it.
+    Of(u64, Layout),
+}
+
+/// What is noted of a forward pass while it runs.
+#[derive(Debug)]
+pub(crate) struct Recording {
+    events: Vec<Event>,
+    /// How many allocations the device had made when each event was noted.
+    allocations: Vec<u64>,
+    /// The same when forward began.
+    start: u64,
+    /// The tensors that the user got from values or put on the tape, and still holds, each storage once.
+    taken: Vec<Taken>,
+    /// The values whose tensors lie in a storage, by its number.
+    values: HashMap<u64, Vec<ValueKey>>,
+    /// How often the events hold a storage, by its number.
+    held: HashMap<u64, usize>,
+}
+
+/// A tensor that the user holds, apart from handles.
+#[derive(Debug)]
+struct Taken {
+    id: u64,
+    number: u64,
+    storage: Weak<Storage>,
+}
+
+impl Recording {
+    fn new(device: &Device) -> Recording {
+        Recording {
+            events: Vec::new(),
+            allocations: Vec::new(),
+            start: device.meter().allocations(),
+            taken: Vec::new(),
+            values: HashMap::new(),
+            held: HashMap::new(),
+        }
+    }
+
+    pub fn note_value(&mut self, storage: u64, value: ValueKey) {
+        self.values.entry(storage).or_default().push(value);
+    }
+
+    fn take(&mut self, id: u64, tensor: &Tensor) {
+        self.taken.push(Taken { id, number: tensor.storage().number(), storage: tensor.weak_storage() });
+    }
+}
+
+impl Graph {
+    pub fn push_event(&mut self, event: Event) {
+        let allocations = self.device.meter().allocations();
+        if let Some(recording) = &mut self.recording {
+            recording.events.push(event);
+            recording.allocations.push(allocations);
+        }
+    }
+
+    /// Notes which tensors the user has let go of since the last event: those that only the tape still holds, or nobody.
+    pub fn note_let_go(&mut self) {
+        let Some(recording) = &mut self.recording else { return };
+        let (mut taken, mut gone) = (std::mem::take(&mut recording.taken), Vec::new());
+        taken.retain(|t| {
+            let values = recording.values.get(&t.number).into_iter().flatten();
+            let by_tape: usize = values.filter_map(|&v| self.values.get(v)).map(Value::holds).sum();
+            let is_held = t.storage.strong_count() > by_tape + recording.held.get(&t.number).copied().unwrap_or(0);
+            gone.extend((!is_held).then_some(t.id));
+            is_held
+        });
+        recording.taken = taken;
+        gone.into_iter().for_each(|id| self.push_event(Event::LetGo(id)));
+    }
+
+    /// Notes that the user gets a value's tensor. A parameter's is the user's own.
+    pub fn note_taken(&mut self, value: ValueKey) {
+        self.note_let_go();
+        let v = &self.values[value];
+        let (Some(recording), Some(tensor)) = (&mut self.recording, &v.live) else { return };
+        let known = recording.taken.iter().any(|t| t.number == tensor.storage().number());
+        if !known && self.nodes[v.node].parameter.is_none() {
+            recording.take(v.id, tensor);
+            self.push_event(Event::Take(self.values[value].id));
+        }
+    }
+
+    /// Notes a new leaf.
+    pub fn note_leaf(&mut self, leaf: ValueKey, tensor: &Tensor, requires_grad: bool, parameter: Option<ParameterId>) {
+        let id = self.values[leaf].id;
+        let Some(recording) = &mut self.recording else { return };
+        let number = tensor.storage().number();
+        let source = match recording.taken.iter().find(|t| t.number == number) {
+            Some(taken) => LeafSource::Of(taken.id, tensor.layout().clone()),
+            None => {
+                *recording.held.entry(number).or_default() += 1;
+                // Parameters from before are the user's all along: a model has many of them to look at.
+                if parameter.is_none() || number > recording.start {
+                    recording.take(id, tensor);
+                }
+                LeafSource::Held(tensor.clone())
+            }
+        };
+        self.push_event(Event::Leaf { id, source, requires_grad, parameter });
+    }
 }
 
 /// A forward pass up to its loss, recorded on the meta device.
@@ -116,6 +226,13 @@ pub struct TraceValue {
     pub given: Option<Mark>,
 }
 
+/// What the user still has when forward has ended.
+struct Kept {
+    _scopes: Vec<Scope>,
+    _handles: Vec<Option<Var>>,
+    _tensors: HashMap<u64, Tensor>,
+}
+
 /// What a run of a [`Trace`] took.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DryRun {
@@ -141,8 +258,8 @@ impl Trace {
     /// Runs `forward` once on a tape of the meta device `device`, noting what it tells the tape, up to the loss that it
     /// returns. Where there is a `policy`, its marks count as given: a run's policy can't overrule them.
     ///
-    /// Tensors that `forward` makes and that nobody holds when it has ended count from when the tape first gets them to when
-    /// nothing on the tape needs them: make a constant that a local holds for longer outside, or its bytes are missed.
+    /// What `forward` leaves behind counts too: a value whose handle it has put away, or whose tensor, is held through backward.
+    /// Tensors that it makes count from there to when they are let go of, if they become leaves; others are no part of a trace.
     ///
     /// # Errors
     /// [`Error::DeviceMismatch`] on a device that computes, whatever `forward` returns, and [`Error::NoGradient`] where the
@@ -157,7 +274,7 @@ impl Trace {
             return Err(Error::DeviceMismatch { what: "Trace::record", left, right }.into());
         }
         let tape = Tape::with(device, TapeOptions { policy: policy.clone(), ..TapeOptions::default() });
-        tape.graph().events = Some(Vec::new());
+        tape.graph().recording = Some(Recording::new(device));
         let loss = forward(&tape)?;
         if !Rc::ptr_eq(&loss.tape.0, &tape.0) {
             return Err(Error::OtherTape { what: "Trace::record", path: loss.path() }.into());
@@ -171,10 +288,12 @@ impl Trace {
         }
         let mut graph = tape.graph();
         graph.check("Trace::record", None)?;
+        graph.note_let_go();
+        let recording = graph.recording.take().unwrap_or_else(|| Recording::new(device));
         let mut trace = Trace {
             device: device.clone(),
             policy,
-            events: graph.events.take().unwrap_or_default(),
+            events: Vec::new(),
             loss: graph.values[loss.key].id,
             templates: Vec::new(),
             nodes: Vec::new(),
@@ -184,7 +303,7 @@ impl Trace {
         drop(graph);
         drop(loss);
         drop(tape);
-        trace.let_go_of_unheld();
+        trace.take_events(recording);
         Ok(trace)
     }
 
@@ -245,31 +364,46 @@ impl Trace {
         }
     }
 
-    /// Leaves' tensors that nobody else holds any more must not be held by the trace either.
-    fn let_go_of_unheld(&mut self) {
-        let mut leaves_of: HashMap<*const crate::Storage, usize> = HashMap::new();
-        let held = |event: &Event| match event {
-            Event::Leaf { source: LeafSource::Held(tensor), .. } => Some(std::ptr::from_ref(tensor.storage())),
-            _ => None,
-        };
-        self.events.iter().filter_map(held).for_each(|storage| *leaves_of.entry(storage).or_default() += 1);
-        let mut template_of: HashMap<*const crate::Storage, usize> = HashMap::new();
-        for event in &mut self.events {
-            let Event::Leaf { source, .. } = event else { continue };
+    /// Takes over what was noted. Leaves' tensors that forward made, or that nobody else holds any more, aren't held by the
+    /// trace: each run makes its own.
+    fn take_events(&mut self, recording: Recording) {
+        let Recording { mut events, allocations, start, held, .. } = recording;
+        let let_go: HashSet<u64> =
+            events.iter().filter_map(|e| if let Event::LetGo(id) = e { Some(*id) } else { None }).collect();
+        let mut template_of: HashMap<u64, (usize, bool)> = HashMap::new();
+        let (mut makes, mut last) = (Vec::new(), Vec::new());
+        for event in &mut events {
+            let Event::Leaf { id, source, .. } = event else { continue };
             let LeafSource::Held(tensor) = source else { continue };
-            let storage = std::ptr::from_ref(tensor.storage());
-            // The others of the same storage have been let go of already.
-            let own = match template_of.get(&storage) {
-                Some(&template) => template,
-                None if tensor.holders() == leaves_of[&storage] => {
-                    self.templates.push((tensor.template(), leaves_of[&storage]));
-                    template_of.insert(storage, self.templates.len() - 1);
-                    self.templates.len() - 1
+            let number = tensor.storage().number();
+            let (template, unheld) = match template_of.get(&number) {
+                Some(&known) => known,
+                None => {
+                    let unheld = tensor.holders() == held[&number];
+                    if number <= start && !unheld && !let_go.contains(id) {
+                        continue;
+                    }
+                    let template = self.templates.len();
+                    self.templates.push((tensor.template(), held[&number]));
+                    makes.push((allocations.partition_point(|&made| made < number), number, template));
+                    template_of.insert(number, (template, unheld));
+                    (template, unheld)
                 }
-                None => continue,
             };
-            *source = LeafSource::Like(own);
+            if unheld && !let_go.contains(id) {
+                last.push(Event::LetGo(*id));
+            }
+            *source = LeafSource::Like(template);
         }
+        makes.sort_unstable();
+        let mut makes = makes.into_iter().peekable();
+        for (at, event) in events.into_iter().enumerate() {
+            while let Some((_, _, template)) = makes.next_if(|make| make.0 == at) {
+                self.events.push(Event::Make(template));
+            }
+            self.events.push(event);
+        }
+        self.events.append(&mut last);
     }
 
     /// The meta device.
@@ -301,11 +435,11 @@ impl Trace {
         meter.reset_peak();
         let others = meter.step_live() - self.input_bytes();
         let tape = Tape::with(&self.device, TapeOptions { policy, ..TapeOptions::default() });
-        let loss = self.forward(&tape)?;
+        let (loss, kept) = self.forward(&tape)?;
         let saved_bytes = tape.saved_bytes();
         let gradients = tape.backward(&loss)?;
         let fingerprint = meter.fingerprint();
-        drop(gradients);
+        drop((gradients, kept));
         let graph = tape.graph();
         let by_sequence: HashMap<u64, u64> =
             graph.nodes.values().filter(|n| n.replays > 0).map(|n| (n.sequence, n.replays)).collect();
@@ -334,12 +468,12 @@ impl Trace {
         bytes.values().sum()
     }
 
-    /// Tells a tape of the same device what was noted, and returns the loss.
-    fn forward(&self, tape: &Tape) -> Result<Var> {
+    /// Tells a tape of the same device what was noted, and returns the loss and what the user holds besides.
+    fn forward(&self, tape: &Tape) -> Result<(Var, Kept)> {
         let mut handles: Vec<Option<Var>> = Vec::new();
-        // The user's tensors, for another handle on their leaf.
-        let mut leaves: HashMap<u64, (ValueKey, Option<Tensor>)> = HashMap::new();
+        let mut leaves: HashMap<u64, ValueKey> = HashMap::new();
         let mut made: HashMap<usize, (Tensor, usize)> = HashMap::new();
+        let mut taken: HashMap<u64, Tensor> = HashMap::new();
         let mut scopes: Vec<Scope> = Vec::new();
         let hold = |handles: &mut Vec<Option<Var>>, var: Var| {
             let id = tape.graph().values[var.key].id as usize;
@@ -363,36 +497,36 @@ impl Trace {
                     scopes.insert(depth - 1, scope.segment());
                 }
                 Event::Close => drop(scopes.pop()),
-                Event::Leaf { source, requires_grad, parameter } => {
+                Event::Leaf { id, source, requires_grad, parameter } => {
                     let tensor = match source {
                         LeafSource::Held(tensor) => tensor.clone(),
                         LeafSource::Like(index) => {
-                            let (template, leaves) = &self.templates[*index];
-                            let (tensor, left) = match made.remove(index) {
-                                Some((tensor, left)) => (tensor, left - 1),
-                                None => (template.make(&self.device)?, leaves - 1),
-                            };
-                            if left > 0 {
-                                made.insert(*index, (tensor.clone(), left));
+                            let (tensor, left) = made.remove(index).ok_or_else(|| Trace::diverged(*index as u64))?;
+                            if left > 1 {
+                                made.insert(*index, (tensor.clone(), left - 1));
                             }
                             tensor
                         }
-                        LeafSource::Detached(of) => held(&handles, *of)?.tensor()?,
+                        LeafSource::Of(id, layout) => {
+                            taken.get(id).ok_or_else(|| Trace::diverged(*id))?.with_layout(layout.clone())
+                        }
                     };
                     let leaf = tape.add_leaf(&tensor, *requires_grad, *parameter)?;
-                    let held = if let LeafSource::Held(tensor) = source { Some(tensor.clone()) } else { None };
-                    leaves.insert(tape.graph().values[leaf.key].id, (leaf.key, held));
+                    leaves.insert(*id, leaf.key);
+                    if !matches!(source, LeafSource::Of(..)) {
+                        taken.insert(*id, tensor);
+                    }
                     hold(&mut handles, leaf);
                 }
                 Event::Reopen(id) => {
-                    let (key, tensor) = leaves.get(id).ok_or_else(|| Trace::diverged(*id))?;
+                    let key = leaves.get(id).ok_or_else(|| Trace::diverged(*id))?;
                     let mut graph = tape.graph();
                     let value = &graph.values[*key];
                     let stored = match (&value.stored, &value.live) {
                         (Stored::Full(tensor), _) | (_, Some(tensor)) => Some(tensor.clone()),
                         _ => None,
                     };
-                    let tensor = tensor.clone().or(stored).ok_or_else(|| Trace::diverged(*id))?;
+                    let tensor = taken.get(id).cloned().or(stored).ok_or_else(|| Trace::diverged(*id))?;
                     let requires_grad = value.requires_grad;
                     graph.reopen_leaf(*key, &tensor, requires_grad);
                     drop(graph);
@@ -403,13 +537,19 @@ impl Trace {
                     let outputs = tape.record(op.clone(), &inputs.iter().collect::<SmallVec<[&Var; 3]>>())?;
                     outputs.into_iter().for_each(|output| hold(&mut handles, output));
                 }
+                Event::Take(id) => drop(taken.insert(*id, held(&handles, *id)?.tensor()?)),
+                Event::LetGo(id) => drop(taken.remove(id)),
+                Event::Make(index) => {
+                    let (template, leaves) = &self.templates[*index];
+                    made.insert(*index, (template.make(&self.device)?, *leaves));
+                }
                 Event::Release(id) => drop(handles.get_mut(*id as usize).and_then(Option::take)),
                 Event::Mark(id, mark) => held(&handles, *id)?.set_mark(*mark)?,
                 Event::Pause => tape.0.paused.update(|open| open + 1),
                 Event::Resume => tape.0.paused.update(|open| open - 1),
             }
         }
-        held(&handles, self.loss)
+        Ok((held(&handles, self.loss)?, Kept { _handles: handles, _tensors: taken, _scopes: scopes }))
     }
 
     fn diverged(id: u64) -> Error {

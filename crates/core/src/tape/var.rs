@@ -1,7 +1,7 @@
 //! Values as users hold them, and the gradients that a pass gives them.
 
 use super::graph::{MarkSource, Stored, Value, ValueKey};
-use super::trace::{Event, LeafSource};
+use super::trace::Event;
 use super::{EMPTY_GROUP, ParameterId, STOCHASTIC, Tape};
 use crate::kernel::RandomStream;
 use crate::layout::Shape;
@@ -75,7 +75,8 @@ impl Var {
     }
     /// The tensor: always the exact one, whatever the mark.
     pub fn tensor(&self) -> Result<Tensor> {
-        let graph = self.tape.try_graph("tensor")?;
+        let mut graph = self.tape.try_graph("tensor")?;
+        graph.note_taken(self.key);
         Ok(graph.values[self.key].live.clone().expect("a value with a handle has its tensor"))
     }
     /// The number in a tensor of one element.
@@ -85,14 +86,7 @@ impl Var {
 
     /// The same tensor as a constant: no gradient goes through it, and it holds nothing of what made it.
     pub fn detach(&self) -> Result<Var> {
-        let detached = self.tape.constant(&self.tensor()?)?;
-        let mut graph = self.tape.graph();
-        let of = graph.values[self.key].id;
-        if let Some(Event::Leaf { source, .. }) = graph.events.as_mut().and_then(|events| events.last_mut()) {
-            *source = LeafSource::Detached(of);
-        }
-        drop(graph);
-        Ok(detached)
+        self.tape.constant(&self.tensor()?)
     }
 
     /// Drop this value when its last handle goes, and replay its op when backward asks for it.

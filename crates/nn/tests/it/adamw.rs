@@ -310,7 +310,7 @@ fn the_kernel_checks_its_operands() {
     let t = |shape: &[usize], dtype| Tensor::full(&device, shape, dtype, 1.0).unwrap();
     let run = |p: &Tensor, [g, m, v]: [&Tensor; 3]| {
         let kernel = Kernel::AdamW { p, g, m, v, step: 1, config: PLAIN, grad_scale: 1.0 };
-        device.backend().run(&kernel).unwrap_err().to_string()
+        device.run(&kernel).unwrap_err().to_string()
     };
     let p = t(&[4], DType::F32);
     let foreign = Tensor::full(&other, &[4], DType::F32, 1.0).unwrap();
