@@ -94,15 +94,16 @@ impl Pool {
         let unit = if bytes >= MAPPED { PAGE } else { ALIGN };
         let size = bytes.checked_next_multiple_of(unit).filter(|&n| n <= isize::MAX as usize - PAGE);
         let size = size.ok_or_else(|| full(state))?;
-        state.peak = state.peak.max(state.requested + bytes);
+        // What is refused leaves no trace: the peak rises with what is given.
+        let peak = state.peak.max(state.requested.saturating_add(bytes));
         let fit = state.by_size.range((size, 0)..=(size + size / 16, u64::MAX)).next().map(|(&key, _)| key);
         let memory = match fit.and_then(|key| state.uncache(key)) {
             Some(memory) => memory,
             None => {
-                state.shrink(size);
+                state.shrink(size, peak);
                 // A full machine may still serve the request once nothing is cached.
                 let memory = Memory::take(size).or_else(|| {
-                    state.shrink(usize::MAX / 2);
+                    state.shrink(usize::MAX, 0);
                     Memory::take(size)
                 });
                 let memory = memory.ok_or_else(|| full(state))?;
@@ -111,6 +112,7 @@ impl Pool {
             }
         };
         state.requested += bytes;
+        state.peak = peak;
         let address = memory.address();
         state.in_use.insert(address, memory);
         Ok(Buffer { address, bytes })
@@ -130,7 +132,8 @@ impl Pool {
         let age = u64::MAX - state.clock;
         state.by_age.insert(age, memory.size());
         state.by_size.insert((memory.size(), age), memory);
-        state.shrink(0);
+        let peak = state.peak;
+        state.shrink(0, peak);
     }
 
     /// Bytes held from the system, in use and cached.
@@ -147,9 +150,9 @@ impl State {
         self.by_size.remove(&(size, age))
     }
 
-    /// Frees the longest unused buffers until `more` bytes fit under the bound.
-    fn shrink(&mut self, more: usize) {
-        let bound = self.peak + self.peak / 10 + SLACK;
+    /// Frees the longest unused buffers until `more` bytes fit under the bound that goes with this peak.
+    fn shrink(&mut self, more: usize, peak: usize) {
+        let bound = peak + peak / 10 + SLACK;
         while self.held.saturating_add(more) > bound {
             let Some((&age, &size)) = self.by_age.last_key_value() else { return };
             drop(self.uncache((size, age)));
@@ -187,6 +190,21 @@ mod tests {
             assert!(pool.held() <= peak + peak / 10 + SLACK, "{} held, {peak} at peak", pool.held());
         }
         live.drain(..).for_each(|b| pool.release(b));
+    }
+
+    /// A request that the system refuses doesn't raise what may be held.
+    #[test]
+    fn what_is_refused_counts_for_nothing() {
+        let pool = Pool::default();
+        pool.release(pool.allocate(1 << 20).unwrap());
+        assert!(pool.allocate(1 << 60).is_err());
+        let mut peak = 1 << 20;
+        for i in 1..40 {
+            let bytes = i * (4 << 20);
+            pool.release(pool.allocate(bytes).unwrap());
+            peak = peak.max(bytes);
+            assert!(pool.held() <= peak + peak / 10 + SLACK, "{} held, {peak} at peak", pool.held());
+        }
     }
 
     #[test]
