@@ -65,6 +65,21 @@ impl Axis {
     }
 }
 
+impl Axis {
+    /// Writes a block from `index`, up to `end`, `base` elements into `span`.
+    #[inline(always)]
+    pub fn store<T: Cell>(&self, span: Span<T>, base: usize, index: usize, end: usize, block: [T; BLOCK]) {
+        match self.strides[..] {
+            [stride] => span.part(base + index * stride, end - index, stride).store(0, block),
+            _ => {
+                for (j, &value) in block.iter().enumerate().take(end - index) {
+                    span.set(base + self.offset(index + j), value);
+                }
+            }
+        }
+    }
+}
+
 /// The dimensions that `out` reduces, and the others.
 pub(crate) fn split_dims(x: &Tensor, out: &Tensor) -> (Shape, Shape) {
     (0..x.rank()).partition(|&d| out.shape()[d] == 1 && x.shape()[d] != 1)

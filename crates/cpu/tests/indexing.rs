@@ -63,7 +63,8 @@ fn gathers_and_their_counterparts() {
         for source in views(&device, dtype, &[n, width], &source) {
             let out = tensor(&device, dtype, &[rows, width], &table);
             let view = indexed(&out);
-            let scatter = Kernel::ScatterAdd { source: &source, indices: &[&id], wrap: false, alpha: 0.5, out: &view };
+            let (indices, order) = (&[&id][..], &order_of(&source, &[&id], &view));
+            let scatter = Kernel::ScatterAdd { source: &source, indices, wrap: false, alpha: 0.5, order, out: &view };
             run(&device, scatter);
             close("scatter add", &out, &sums, tolerance(dtype));
         }
@@ -87,7 +88,8 @@ fn sums_meet_in_the_order_of_the_index() {
         let id = ids(device, &[n, width], &at);
         let out = Tensor::full(device, &[rows, width], DType::F32, 0.1).unwrap();
         let view = out.expand(&[n, rows, width]).unwrap().transpose(0, 1).unwrap();
-        run(device, Kernel::ScatterAdd { source: &source, indices: &[&id], wrap: false, alpha: 1.0, out: &view });
+        let (indices, order) = (&[&id][..], &order_of(&source, &[&id], &view));
+        run(device, Kernel::ScatterAdd { source: &source, indices, wrap: false, alpha: 1.0, order, out: &view });
         let mut want = vec![0.1f32; rows * width];
         let added = source.to_vec::<f32>().unwrap();
         (0..n * width).for_each(|i| want[at[i] as usize * width + i % width] += added[i]);

@@ -1,5 +1,5 @@
-//! Embedding: y[.., :] = table[ids[..], :]. The gradient of the table is the sum of g's rows by id, added in the order of
-//! the ids, so it is the same on every run; the padding's row gets none.
+//! Embedding: y[.., :] = table[ids[..], :]. The gradient of the table is the sum of g's rows by id: the ids are put
+//! in order, in a workspace, and each id's rows are summed in f64 and rounded once; the padding's row gets none.
 
 use super::*;
 use crate::layout::dimension;
@@ -47,7 +47,8 @@ impl Rule for Embedding {
         let (exec, g) = (cx.exec(0), cx.grad0());
         let ids = cx.saved(Slot::In(1))?;
         let out = exec.empty_like(cx.input(0))?;
-        exec.run(Kernel::EmbeddingGrad { ids: &ids, g: &g, out: &out })?;
+        let order = exec.workspace(&[ids.len()], DType::I64)?;
+        exec.run(Kernel::EmbeddingGrad { ids: &ids, g: &g, order: &order, out: &out })?;
         if let Some(row) = self.padding {
             exec.run(Kernel::Fill { value: 0.0, out: &out.narrow(0, row, 1)? })?;
         }

@@ -87,7 +87,7 @@ impl Rule for Gathered {
         exec.run(Kernel::Fill { value: 0.0, out: &out })?;
         let (view, indices) = self.operands(&out, &indices)?;
         let indices: SmallVec<[&Tensor; 4]> = indices.iter().collect();
-        exec.run(Kernel::ScatterAdd { source: &g, indices: &indices, wrap: true, alpha: 1.0, out: &view })?;
+        exec.scatter_add(&g, &indices, true, 1.0, &view)?;
         cx.set(0, out);
         Ok(())
     }
