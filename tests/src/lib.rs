@@ -4,10 +4,12 @@ pub mod choices;
 pub mod conformance;
 pub mod fuzz;
 pub mod gpt_curve;
+pub mod grown;
 pub mod layouts;
 pub mod patterns;
 pub mod programs;
 pub mod sessions;
+pub mod sums;
 pub mod variations;
 pub mod wrapped;
 

@@ -3,9 +3,9 @@
 //! Every buffer is rounded up to a cache line (large ones to a page) and kept when freed. A request takes the best fit
 //! among those at most a sixteenth too large. What the pool holds, in use and cached, stays within
 //! `peak + peak/10 + 8 MiB`, where `peak` is the most that was ever requested at one time: beyond that the longest
-//! unused buffers go back to the system. Large buffers are mapped each by itself, so that they really go back (an
-//! allocator may keep what it is given). The promise to users is 10% + 16 MiB of resident memory; the rest is for what
-//! libraries hold.
+//! unused buffers go back to the system. Large buffers are mapped each by itself, so that they really go back; an
+//! allocator may keep what it is given, and is asked to give it back. The promise to users is 10% + 16 MiB of resident
+//! memory; the rest is for what libraries hold.
 
 use memmap2::MmapMut;
 use retape_core::{Buffer, Error, Result};
@@ -19,6 +19,8 @@ const PAGE: usize = 4096;
 /// From this size on a buffer is a mapping of its own.
 const MAPPED: usize = 128 << 10;
 const SLACK: usize = 8 << 20;
+/// Bytes that the allocator may keep of small buffers that it was given back.
+const KEPT: usize = 4 << 20;
 
 #[derive(Debug, Default)]
 pub(crate) struct Pool(Mutex<State>);
@@ -33,6 +35,8 @@ struct State {
     by_age: BTreeMap<u64, usize>,
     clock: u64,
     held: usize,
+    /// Bytes of small buffers given back to the allocator since it was last asked to let go of them.
+    given_back: usize,
     requested: usize,
     peak: usize,
 }
@@ -157,7 +161,24 @@ impl State {
             let Some((&age, &size)) = self.by_age.last_key_value() else { return };
             drop(self.uncache((size, age)));
             self.held -= size;
+            self.given_back += if size < MAPPED { size } else { 0 };
+            if self.given_back >= KEPT {
+                trim();
+                self.given_back = 0;
+            }
         }
+    }
+}
+
+/// Asks the allocator to give its free pages back to the system.
+fn trim() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        unsafe extern "C" {
+            fn malloc_trim(pad: usize) -> i32;
+        }
+        // SAFETY: glibc's `malloc_trim` may be called at any time, from any thread; it frees nothing that is in use.
+        unsafe { malloc_trim(0) };
     }
 }
 
