@@ -43,25 +43,30 @@ KERNEL gather_4(const Gather p) { gather<uint32_t>(p); }
 KERNEL gather_8(const Gather p) { gather<uint64_t>(p); }
 
 // Scatter-add without atomics. An entry is a combination of the dimensions in which the index differs or `out` repeats;
-// the other dimensions, the columns, are independent of each other. All entries are sorted by (place in out, number):
-// the entries that meet in one place follow each other in their order, and one thread for each place and column adds
-// them up.
+// the other dimensions, the columns, are independent of each other. Where entries may meet, all are sorted by (place in
+// out, number): those that meet in one place follow each other in their order, and one thread for each place and column
+// adds them up, DEPTH in the arithmetic's type and these sums in f64, and then adds their sum.
+constexpr int DEPTH = 16;
+
 struct Scatter {
     Tensor out_entry, out_column, source_entry, source_column;
     Indices indices;  // of entries
-    uint64_t* keys;   // place * entries + entry; the largest number is no entry
-    int64_t entries, padded, columns;
+    uint64_t* keys;   // place * entries + entry; the largest number is no entry; null where no two entries meet
+    int64_t entries, columns;
     double alpha;
 };
 
 constexpr uint64_t NO_ENTRY = UINT64_MAX;
 
+DEVICE uint64_t scatter_key(const Scatter& p, int64_t i) {
+    const int64_t at = p.indices.offset(i);
+    return at < 0 ? NO_ENTRY : uint64_t(p.out_entry.offset(i) + at) * uint64_t(p.entries) + uint64_t(i);
+}
+
 KERNEL scatter_keys(const Scatter p) {
     const int64_t step = int64_t(gridDim.x) * blockDim.x;
-    for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < p.padded; i += step) {
-        const int64_t at = i < p.entries ? p.indices.offset(i) : -1;
-        p.keys[i] = at < 0 ? NO_ENTRY : uint64_t(p.out_entry.offset(i) + at) * uint64_t(p.entries) + uint64_t(i);
-    }
+    for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < p.entries; i += step)
+        p.keys[i] = scatter_key(p, i);
 }
 
 template <class C>
@@ -70,16 +75,22 @@ DEVICE void scatter_add(const Scatter& p) {
     const uint64_t entries = p.entries;
     for (int64_t item = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; item < n; item += step) {
         int64_t k = item / p.columns;
-        const int64_t column = item - k * p.columns;
-        const uint64_t key = p.keys[k];
+        const int64_t column = item - k * p.columns, end = p.keys ? p.entries : k + 1;
+        uint64_t key = p.keys ? p.keys[k] : scatter_key(p, k);
         if (key == NO_ENTRY) continue;
         const uint64_t place = key / entries, first = place * entries;
-        if (k > 0 && p.keys[k - 1] >= first) continue;  // another thread's
+        if (p.keys && k > 0 && p.keys[k - 1] >= first) continue;  // another thread's
         const int64_t at = int64_t(place) + p.out_column.offset(column), from = p.source_column.offset(column);
-        C sum = load<C>(p.out_entry, at);
-        for (; k < p.entries && p.keys[k] - first < entries; k++)
-            sum += C(p.alpha) * load<C>(p.source_entry, p.source_entry.offset(int64_t(p.keys[k] - first)) + from);
-        store(p.out_entry, at, sum);
+        double total = 0;
+        while (key - first < entries) {
+            C sum = 0;
+            for (int d = 0; d < DEPTH && key - first < entries; d++) {
+                sum += load<C>(p.source_entry, p.source_entry.offset(int64_t(key - first)) + from);
+                key = ++k < end ? p.keys[k] : NO_ENTRY;
+            }
+            total += sum;
+        }
+        store(p.out_entry, at, C(double(load<C>(p.out_entry, at)) + p.alpha * total));
     }
 }
 KERNEL scatter_add_f32(const Scatter p) { scatter_add<float>(p); }

@@ -8,11 +8,13 @@ pub mod far;
 pub mod fuzz;
 pub mod gpt_curve;
 pub mod int8;
+pub mod grown;
 pub mod layouts;
 pub mod patterns;
 pub mod programs;
 pub mod sessions;
 pub mod traced;
+pub mod sums;
 pub mod variations;
 pub mod wrapped;
 

@@ -17,7 +17,7 @@ pub enum Numbers {
 }
 
 /// As many of these as asked for, from the start again where they don't suffice.
-fn cycled<T: Copy>(values: &[T], len: usize) -> Vec<T> {
+pub(crate) fn cycled<T: Copy>(values: &[T], len: usize) -> Vec<T> {
     values.iter().copied().cycle().take(len).collect()
 }
 

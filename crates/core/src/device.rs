@@ -154,10 +154,12 @@ impl Device {
     }
 
     /// Takes counted memory. Errors with [`Error::OutOfMemory`] past the meter's limit.
+    /// What is refused, by the limit or by the backend, leaves no trace on the meter.
     pub fn allocate(&self, bytes: usize, kind: Kind) -> Result<Storage> {
-        let number = self.meter().charge(bytes as u64, kind)?;
-        match self.backend().allocate(bytes) {
-            Ok(buffer) => Ok(Storage {
+        self.meter().check(bytes as u64)?;
+        let buffer = self.backend().allocate(bytes)?;
+        match self.meter().charge(bytes as u64, kind) {
+            Ok(number) => Ok(Storage {
                 buffer,
                 number,
                 kind: AtomicU8::new(kind as u8),
@@ -166,7 +168,7 @@ impl Device {
                 users: AtomicIsize::new(0),
             }),
             Err(error) => {
-                self.meter().release(number, bytes as u64, kind);
+                self.backend().release(buffer);
                 Err(error)
             }
         }

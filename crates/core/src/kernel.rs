@@ -359,10 +359,19 @@ pub enum Kernel<'a> {
     /// out's shape), then out's dimensions. Any dtype. An index outside its dimension is an InvalidValue error; with
     /// `wrap`, -n..0 count from the end. Indices that repeat (stride 0) along a dimension are read once.
     Gather { x: &'a Tensor, indices: &'a [&'a Tensor], wrap: bool, out: &'a Tensor },
-    /// `out[indices[0][i], indices[1][i], .., i] += alpha source[i]`, each sum in the row-major order of i: Gather's
-    /// counterpart, with the indices and the source of one shape. `out` is updated, not wholly written, and may be a view
-    /// in which dimensions repeat (stride 0): there everything meets in one place.
-    ScatterAdd { source: &'a Tensor, indices: &'a [&'a Tensor], wrap: bool, alpha: f64, out: &'a Tensor },
+    /// `out[indices[0][i], indices[1][i], .., i] += alpha source[i]`: Gather's counterpart, with the indices and the source
+    /// of one shape. What meets in one place is summed in the row-major order of i, 16 at a time in the arithmetic's dtype
+    /// and these sums in f64, then added and rounded once. `out` is updated, not wholly written, and may be a view whose
+    /// trailing dimensions repeat (stride 0): there everything meets in one place. `order` is a workspace for putting
+    /// together what meets: i64, of [`meeting`] elements.
+    ScatterAdd {
+        source: &'a Tensor,
+        indices: &'a [&'a Tensor],
+        wrap: bool,
+        alpha: f64,
+        order: &'a Tensor,
+        out: &'a Tensor,
+    },
     /// out = 0 where the element's uniform number is below p, else x / (1 - p). In place: x.
     Dropout { x: &'a Tensor, p: f64, stream: RandomStream, out: &'a Tensor },
     /// Layer norm over the last dimension (n elements): mean, rstd = 1/sqrt(var + eps) (one each a row, biased
@@ -399,8 +408,9 @@ pub enum Kernel<'a> {
     },
     /// out[.., :] = table[ids[..], :], ids i64 or i32; an id outside the table is an InvalidValue error.
     Embedding { table: &'a Tensor, ids: &'a Tensor, out: &'a Tensor },
-    /// out (the table's shape) = sum of g's rows by id, in the order of ids; rows that no id names are 0.
-    EmbeddingGrad { ids: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
+    /// out (the table's shape) = sum of g's rows by id, as ScatterAdd sums; rows that no id names are 0. `order` is a
+    /// workspace, i64, with an element for each id.
+    EmbeddingGrad { ids: &'a Tensor, g: &'a Tensor, order: &'a Tensor, out: &'a Tensor },
     /// out = f(x, t), elementwise; all of one shape.
     Loss { f: Loss, x: &'a Tensor, target: &'a Tensor, weight: Option<&'a Tensor>, out: &'a Tensor },
     /// out = g times the derivative of f by x (`by` 0), the target (1) or the weight (2). In place: g.
@@ -584,6 +594,19 @@ pub fn check_adamw([p, g, m, v]: [&Tensor; 4]) -> crate::Result<()> {
         }
     }
     Ok(())
+}
+
+/// How many elements of a [`Kernel::ScatterAdd`]'s source are put in order before they are added: a number for each
+/// combination of the dimensions in which an index differs or `out` repeats, and none where no two elements can meet.
+pub fn meeting(source: &Tensor, indices: &[&Tensor], out: &Tensor) -> usize {
+    let (shape, places) = (source.shape(), &out.layout().strides[indices.len()..]);
+    let meets = |d: usize| places[d] == 0;
+    let differs = |d: usize| indices.iter().any(|i| i.layout().strides[d] != 0);
+    let sized = || (0..shape.len()).filter(|&d| shape[d] != 1);
+    if sized().filter(|&d| meets(d)).map(|d| shape[d]).product::<usize>() <= 1 {
+        return 0;
+    }
+    sized().filter(|&d| meets(d) || differs(d)).map(|d| shape[d]).product()
 }
 
 /// Settings of [`Kernel::AdamW`].

@@ -157,13 +157,15 @@ impl MemoryMeter {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
+    /// Fails where so many bytes more would exceed the limit.
+    pub(crate) fn check(&self, bytes: u64) -> Result<()> {
+        self.state().check(bytes)
+    }
+
     /// Counts an allocation and numbers it.
     pub(crate) fn charge(&self, bytes: u64, kind: Kind) -> Result<u64> {
         let mut s = self.state();
-        let limit = s.limit.unwrap_or(u64::MAX);
-        if s.total.live.checked_add(bytes).is_none_or(|live| live > limit) {
-            return Err(Error::OutOfMemory { requested: bytes, in_use: s.total.live, limit });
-        }
+        s.check(bytes)?;
         s.kinds[kind as usize].add(bytes);
         s.total.add(bytes);
         if kind.is_step() {
@@ -292,6 +294,14 @@ impl MemoryMeter {
 }
 
 impl State {
+    fn check(&self, bytes: u64) -> Result<()> {
+        let (live, limit) = (self.total.live, self.limit.unwrap_or(u64::MAX));
+        match live.checked_add(bytes) {
+            Some(after) if after <= limit => Ok(()),
+            _ => Err(Error::OutOfMemory { requested: bytes, in_use: live, limit }),
+        }
+    }
+
     fn add_step(&mut self, bytes: u64) {
         let before = self.step.peak;
         self.step.add(bytes);

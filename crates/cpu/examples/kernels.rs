@@ -141,11 +141,12 @@ impl Bench {
         self.time("cross entropy grad", 2.0 * bytes, "GB/s", &[ceg])?;
         let ids = Tensor::from_slice(&self.device, &[8192], &(0..8192i64).map(|i| i * 7 % 1024).collect::<Vec<_>>())?;
         let rows_out = self.normal(&[8192, n])?;
+        let order = &Tensor::uninit(&self.device, &[8192], DType::I64, Kind::Workspace)?;
         self.time(
             "embedding grad",
             8192.0 / 1024.0 * bytes,
             "GB/s",
-            &[Kernel::EmbeddingGrad { ids: &ids, g: &rows_out, out: &out }],
+            &[Kernel::EmbeddingGrad { ids: &ids, g: &rows_out, order, out: &out }],
         )?;
         let q = Tensor::uninit(&self.device, &[rows, n], DType::U8, Kind::Input)?;
         let scales = self.empty(&[rows, n / 64])?;

@@ -5,7 +5,6 @@ use rayon::prelude::*;
 use retape_core::{Error, Result};
 use std::cell::RefCell;
 use std::marker::PhantomData;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Work (in plain additions) below which a kernel runs on the calling thread: waking others costs some 10 us.
@@ -62,17 +61,12 @@ impl Exec {
         self.spread(tasks, work, &|task| self.compiled::<T, _, _>(&body, task));
     }
 
-    /// As [`run`](Exec::run), collecting what the tasks return, in order.
-    #[inline(always)]
-    pub fn collect<T: Target, R>(&self, tasks: usize, work: usize, body: impl Fn(usize) -> R + Sync) -> Vec<R>
-    where
-        R: Send + Sync,
-    {
-        let slots: Vec<OnceLock<R>> = (0..tasks).map(|_| OnceLock::new()).collect();
-        self.spread(tasks, work, &|task| {
-            let _ = slots[task].set(self.compiled::<T, _, _>(&body, task));
-        });
-        slots.into_iter().filter_map(OnceLock::into_inner).collect()
+    /// Sorts distinct keys, on all threads where there are many.
+    pub fn sort(&self, keys: &mut [u64]) {
+        match &self.threads {
+            Some(pool) if keys.len() > PARALLEL_WORK => pool.install(|| keys.par_sort_unstable()),
+            _ => keys.sort_unstable(),
+        }
     }
 
     /// Calls `body` with `argument`, compiled for `T`'s instruction set.
@@ -107,9 +101,10 @@ impl Exec {
         Lent { lines, len, elements: PhantomData }
     }
 
-    /// Bound on the scratch that this backend's threads hold.
+    /// Bound on the scratch that this backend's threads and the calling one hold.
     pub fn scratch_bytes(&self) -> u64 {
-        self.scratch_peak.load(Ordering::Relaxed) * self.thread_count() as u64
+        let threads = self.threads.as_ref().map_or(0, |pool| pool.current_num_threads());
+        self.scratch_peak.load(Ordering::Relaxed) * (threads as u64 + 1)
     }
 }
 

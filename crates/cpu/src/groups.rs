@@ -11,8 +11,13 @@ use retape_core::{DType, Result, Tensor};
 
 /// Elements that one task handles, in whole groups.
 const TASK: usize = 16 * 1024;
-/// Elements whose products with all others are held at a time.
+/// Fewest elements whose products with all others are held at a time.
 const PIECE: usize = 512;
+
+/// How many elements of a line of `len` are held at a time, beside a number for each such piece: little of both.
+pub(crate) fn piece_of(len: usize) -> usize {
+    len.isqrt().max(PIECE)
+}
 
 /// The elements of one group.
 #[derive(Debug)]
@@ -203,14 +208,17 @@ pub(crate) fn reduce_grad(exec: &Exec, f: Reduce, (x, y): (&Tensor, &Tensor), g:
             }),
             Reduce::Prod => go!(2, |x, _y, g, out| {
                 // The product of all that follow a piece; within the piece both products run.
-                let mut behind = vec![g.wide(); x.len().div_ceil(PIECE)];
+                let piece = piece_of(x.len());
+                let mut scratch = exec.scratch::<f64>(x.len().div_ceil(piece) + piece);
+                let (behind, after) = scratch.memory().split_at_mut(x.len().div_ceil(piece));
+                behind.fill(g.wide());
                 for p in (1..behind.len()).rev() {
-                    behind[p - 1] = (p * PIECE..x.len().min((p + 1) * PIECE)).rev().fold(behind[p], |b, i| b * x.get(i).wide());
+                    behind[p - 1] = (p * piece..x.len().min((p + 1) * piece)).rev().fold(behind[p], |b, i| b * x.get(i).wide());
                 }
                 let mut before = 1.0;
                 for (p, &behind) in behind.iter().enumerate() {
-                    let (first, end) = (p * PIECE, x.len().min((p + 1) * PIECE));
-                    let (mut after, mut rest) = ([0.0; PIECE], behind);
+                    let (first, end) = (p * piece, x.len().min((p + 1) * piece));
+                    let mut rest = behind;
                     for i in (first..end).rev() {
                         after[i - first] = rest;
                         rest *= x.get(i).wide();

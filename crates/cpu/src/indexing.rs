@@ -1,10 +1,12 @@
 //! Elements by their position: reversed, gathered by index, and added at an index.
 
 use crate::exec::{Baseline, Exec};
-use crate::loss::integers;
-use crate::math::Float;
+use crate::halves::Cell;
+use crate::loss::{Integers, Numbers};
+use crate::math::{DEPTH, Float};
+use crate::reduce::Axis;
 use crate::softmax::for_each_row;
-use crate::view::{BLOCK, Nest, Rows, Span, for_float, lanes, offset_of};
+use crate::view::{BLOCK, Nest, Rows, Span, for_float, lanes};
 use retape_core::layout::{Shape, Strides, contiguous_strides, position_of_first};
 use retape_core::{Error, Result, Tensor};
 
@@ -60,42 +62,56 @@ pub(crate) fn flip(exec: &Exec, x: &Tensor, dims: &[usize], out: &Tensor) {
     });
 }
 
-/// What the indices add to the offset of an element of the tensor that they index; strides of 0 where all of them repeat.
-struct Offsets {
-    values: Vec<usize>,
-    strides: Strides,
+/// The most index tensors of one call.
+const MAX_INDICES: usize = 8;
+
+/// Index tensors, of which each names places of one dimension.
+struct Places {
+    /// The integers, and the size and stride of the dimension that they index.
+    each: Vec<(Integers, i64, usize)>,
 }
 
-impl Offsets {
-    /// For `tensor` with a leading dimension for each of `indices`.
-    fn new(kernel: &'static str, tensor: &Tensor, indices: &[&Tensor], wrap: bool) -> Result<Offsets> {
-        let shape = indices[0].shape();
-        let repeats = |d: usize| indices.iter().all(|i| i.layout().strides[d] == 0);
-        let once: Shape = (0..shape.len()).map(|d| if repeats(d) { 1 } else { shape[d] }).collect();
-        let mut strides = contiguous_strides(&once);
-        strides.iter_mut().zip(&once).filter(|(_, n)| **n == 1).for_each(|(s, _)| *s = 0);
-        let mut values = vec![0; once.iter().product()];
+impl Places {
+    /// For `tensor` with a leading dimension for each of `indices`. Fails where one lies outside.
+    fn new(kernel: &'static str, tensor: &Tensor, indices: &[&Tensor], wrap: bool) -> Result<Places> {
+        if indices.len() > MAX_INDICES {
+            let reason = format!("{} index tensors; there may be {MAX_INDICES}", indices.len());
+            return Err(Error::Unsupported { kernel, device: "cpu".into(), reason });
+        }
+        let mut each = Vec::with_capacity(indices.len());
         for (k, index) in indices.iter().enumerate() {
-            let (n, stride) = (tensor.shape()[k], tensor.layout().strides[k]);
-            let mut index: Tensor = (*index).clone();
-            for d in 0..once.len() {
-                index = index.narrow(d, 0, once[d])?;
-            }
-            for (at, (value, i)) in values.iter_mut().zip(integers(kernel, &index)?).enumerate() {
-                let place = if wrap && i < 0 { i + n as i64 } else { i };
-                let Some(place) = usize::try_from(place).ok().filter(|&place| place < n) else {
-                    let first = if wrap { -(n as i64) } else { 0 };
-                    let at = position_of_first(at, &once, shape);
-                    let reason = format!(
-                        "index {i} at position {at} is outside a dimension of size {n}; allowed are {first}..{n}"
-                    );
-                    return Err(Error::InvalidValue { kernel, reason });
-                };
-                *value += place * stride;
+            let (n, stride) = (tensor.shape()[k] as i64, tensor.layout().strides[k]);
+            each.push((Integers::of(kernel, index)?, n, stride));
+            // Where an index repeats, it is looked at once.
+            let once = (0..index.rank()).filter(|&d| repeats(indices, d));
+            let once = once.into_iter().try_fold((*index).clone(), |index, d| index.narrow(d, 0, 1))?;
+            let first = if wrap { -n } else { 0 };
+            let numbers = Numbers::of(kernel, &once)?;
+            if let Some(at) = (0..numbers.len()).find(|&at| !(first..n).contains(&numbers.get(at))) {
+                let (i, at) = (numbers.get(at), position_of_first(at, once.shape(), index.shape()));
+                let reason =
+                    format!("index {i} at position {at} is outside a dimension of size {n}; allowed are {first}..{n}");
+                return Err(Error::InvalidValue { kernel, reason });
             }
         }
-        Ok(Offsets { values, strides })
+        Ok(Places { each })
     }
+
+    /// What the indices add to an offset, where index `k` stands at `offset(k)`.
+    #[inline(always)]
+    fn at(&self, offset: impl Fn(usize) -> usize) -> usize {
+        let mut sum = 0;
+        for (k, &(integers, n, stride)) in self.each.iter().enumerate() {
+            let i = integers.at(offset(k));
+            sum += (if i < 0 { i + n } else { i }) as usize * stride;
+        }
+        sum
+    }
+}
+
+/// True where no index differs along dimension `d`.
+fn repeats(indices: &[&Tensor], d: usize) -> bool {
+    indices.iter().all(|index| index.layout().strides[d] == 0)
 }
 
 /// out[i] = x[indices[..][i], .., i]
@@ -103,86 +119,223 @@ pub(crate) fn gather(exec: &Exec, x: &Tensor, indices: &[&Tensor], wrap: bool, o
     if out.is_empty() {
         return Ok(());
     }
-    let Offsets { values, strides } = Offsets::new("gather", x, indices, wrap)?;
-    let steps = [&out.layout().strides[..], &x.layout().strides[indices.len()..], &strides[..]];
-    for_size!(x.dtype(), T => {
-        let (xs, outs) = (Span::<T>::of(x), Span::<T>::of(out));
-        Nest::over(out.shape(), steps).for_each_run::<Baseline>(exec, 2, |run| {
-            let o = run.of(0, outs);
-            if run.stride(2) == 0 {
-                return o.copy_from(xs.part(run.start(1) + values[run.start(2)], run.len, run.stride(1)));
-            }
-            for i in 0..run.len {
-                let offset = values[run.start(2) + i * run.stride(2)];
-                o.set(i, xs.get(run.start(1) + i * run.stride(1) + offset));
-            }
-        });
+    let places = Places::new("gather", x, indices, wrap)?;
+    for_size!(x.dtype(), T => match indices.len() {
+        1 => gather_by::<T, 3>(exec, x, indices, &places, out),
+        _ => gather_by::<T, { 2 + MAX_INDICES }>(exec, x, indices, &places, out),
     });
     Ok(())
 }
 
-/// out[indices[..][i], .., i] += alpha source[i]. A task owns some of the dimensions in which `out` doesn't repeat, so no
-/// two add to one place; it adds in the order of i.
+/// K is 2 more than there may be indices.
+fn gather_by<T: Cell + Send + Sync, const K: usize>(
+    exec: &Exec,
+    x: &Tensor,
+    indices: &[&Tensor],
+    places: &Places,
+    out: &Tensor,
+) {
+    let (xs, outs) = (Span::<T>::of(x), Span::<T>::of(out));
+    let none = Strides::from_elem(0, out.rank());
+    let steps: [&[usize]; K] = std::array::from_fn(|k| match k {
+        0 => &out.layout().strides[..],
+        1 => &x.layout().strides[indices.len()..],
+        _ => indices.get(k - 2).map_or(&none[..], |index| &index.layout().strides[..]),
+    });
+    Nest::over(out.shape(), steps).for_each_run::<Baseline>(exec, 2, |run| {
+        let o = run.of(0, outs);
+        let at = |i: usize| places.at(|k| run.start(2 + k) + i * run.stride(2 + k));
+        if (2..K).all(|k| run.stride(k) == 0) {
+            return o.copy_from(xs.part(run.start(1) + at(0), run.len, run.stride(1)));
+        }
+        for i in 0..run.len {
+            o.set(i, xs.get(run.start(1) + i * run.stride(1) + at(i)));
+        }
+    });
+}
+
+/// Elements of one task of a scatter-add, and columns of one.
+const TASK: usize = 16 * 1024;
+const COLUMNS: usize = 128;
+
+/// A scatter-add taken apart. Along `column` dimensions `out` differs and the indices repeat. All other dimensions make the
+/// entries: where `out` differs there are segments, which share no place of it, and within a segment are those that may meet.
+struct Scatter<'a, T> {
+    places: Places,
+    /// Offsets of the indices, and of source and out, by segment and by entry within it.
+    indices: Vec<(Axis, Axis)>,
+    source: (Span<T>, Axis, Axis, Axis),
+    out: (Span<T>, Axis, Axis),
+    segments: usize,
+    meeting: usize,
+    alpha: f64,
+    /// Place of each entry, with its number within the segment in the low `bits`, in order; empty where none meet.
+    keys: &'a [u64],
+    bits: u32,
+}
+
+/// out[indices[..][i], .., i] += alpha source[i]. Entries are sorted by their place, so those that meet stand together, in
+/// their order: one task adds them up and then adds their sum.
 pub(crate) fn scatter_add(
     exec: &Exec,
-    source: &Tensor,
-    indices: &[&Tensor],
-    wrap: bool,
-    alpha: f64,
+    (source, alpha): (&Tensor, f64),
+    (indices, wrap): (&[&Tensor], bool),
+    order: &Tensor,
     out: &Tensor,
 ) -> Result<()> {
+    let name = "scatter_add";
     if source.is_empty() {
         return Ok(());
     }
-    let Offsets { values, strides } = Offsets::new("scatter_add", out, indices, wrap)?;
-    let (shape, places) = (source.shape(), &out.layout().strides[indices.len()..]);
-    let (owned, met): (Shape, Shape) = (0..shape.len()).filter(|&d| shape[d] > 1).partition(|&d| places[d] != 0);
-    let of = |dims: &[usize], all: &[usize]| dims.iter().map(|&d| all[d]).collect::<Shape>();
-
-    let (met_shape, own_shape) = (of(&met, shape), of(&owned, shape));
-    let steps = &source.layout().strides;
-    let (by_source, by_index) = (of(&met, steps), of(&met, &strides));
-    let meet: usize = met_shape.iter().product();
-    // Where each of those that meet lies in the source and among the offsets.
-    let meeting: Vec<(usize, usize)> =
-        (0..meet).map(|m| (offset_of(m, &met_shape, &by_source), offset_of(m, &met_shape, &by_index))).collect();
-
-    let nest = Nest::over(&own_shape, [&of(&owned, places), &of(&owned, steps), &of(&owned, &strides)]);
-    let some = (16 * 1024 / meet).max(BLOCK);
+    let places = Places::new(name, out, indices, wrap)?;
+    let shape = source.shape();
+    let differs = |d: usize| out.layout().strides[indices.len() + d] != 0;
+    let sized = (0..shape.len()).filter(|&d| shape[d] > 1);
+    let (columns, entries): (Shape, Shape) = sized.partition(|&d| differs(d) && repeats(indices, d));
+    let (own, met): (Shape, Shape) = entries.into_iter().partition(|&d| differs(d));
+    let behind = |dims: &[usize]| dims.iter().map(|&d| indices.len() + d).collect::<Shape>();
+    let [segments, meeting] = [&own, &met].map(|dims| dims.iter().map(|&d| shape[d]).product::<usize>());
+    let named: usize = out.shape()[..indices.len()].iter().product();
+    let bits = meeting.next_power_of_two().trailing_zeros();
+    if meeting > 1 && named > usize::MAX >> bits {
+        let reason = format!("{meeting} entries in {named} places are more than 64 bits can number");
+        return Err(Error::Unsupported { kernel: name, device: "cpu".into(), reason });
+    }
     for_float!("scatter_add", out.dtype(), T => {
-        let (sources, outs, alpha) = (Span::<T>::of(source), Span::<T>::of(out), T::of(alpha));
-        nest.for_each_run_in::<T>(exec, some, meet * 2, #[inline(always)] |run| {
-            if outs.rounds() {
-                let mut adds = Vec::with_capacity(meeting.len());
-                for i in 0..run.len {
-                    let own = |k: usize| run.start(k) + i * run.stride(k);
-                    adds.clear();
-                    adds.extend(meeting.iter().map(|&(from, at)| (own(0) + values[at + own(2)], own(1) + from)));
-                    // In one place in the order of `meeting`, and rounded once.
-                    adds.sort_by_key(|&(place, _)| place);
-                    for adds in adds.chunk_by(|a, b| a.0 == b.0) {
-                        let sum = outs.get(adds[0].0);
-                        outs.set(adds[0].0, adds.iter().fold(sum, |sum, &(_, from)| sum + alpha * sources.get(from)));
-                    }
-                }
-                return;
-            }
-            for &(from, at) in &meeting {
-                let g = sources.part(run.start(1) + from, run.len, run.stride(1));
-                if run.stride(2) == 0 {
-                    let o = outs.part(run.start(0) + values[at + run.start(2)], run.len, run.stride(0));
-                    for i in (0..run.len).step_by(BLOCK) {
-                        let (sum, g) = (o.load::<BLOCK>(i, T::ZERO), g.load::<BLOCK>(i, T::ZERO));
-                        o.store(i, lanes!(j => sum[j] + alpha * g[j]));
-                    }
-                } else {
-                    for i in 0..run.len {
-                        let place = run.start(0) + i * run.stride(0) + values[at + run.start(2) + i * run.stride(2)];
-                        outs.set(place, outs.get(place) + alpha * g.get(i));
-                    }
-                }
-            }
-        });
+        let mut scatter = Scatter::<T> {
+            places,
+            indices: indices.iter().map(|index| (Axis::new(index, &own), Axis::new(index, &met))).collect(),
+            source: (Span::of(source), Axis::new(source, &own), Axis::new(source, &met), Axis::new(source, &columns)),
+            out: (Span::of(out), Axis::new(out, &behind(&own)), Axis::new(out, &behind(&columns))),
+            segments,
+            meeting,
+            alpha,
+            keys: &[],
+            bits,
+        };
+        if meeting > 1 {
+            let keys = Span::<u64>::of(order).sub(0, segments * meeting);
+            scatter.sort(exec, keys);
+            scatter.keys = keys.as_slice();
+        }
+        scatter.add(exec);
     });
     Ok(())
+}
+
+impl<T: Float> Scatter<'_, T> {
+    /// The number of the place that an entry names, among those that the indices may name.
+    #[inline(always)]
+    fn place(&self, segment: usize, entry: usize) -> usize {
+        let mut place = 0;
+        for (&(integers, n, _), (own, met)) in self.places.each.iter().zip(&self.indices) {
+            let i = integers.at(own.offset(segment) + met.offset(entry));
+            place = place * n as usize + (if i < 0 { i + n } else { i }) as usize;
+        }
+        place
+    }
+
+    /// Fills the keys and sorts those of each segment.
+    fn sort(&self, exec: &Exec, keys: Span<u64>) {
+        let (segments, meeting) = (self.segments, self.meeting);
+        let key = |segment: usize, entry: usize| (self.place(segment, entry) << self.bits | entry) as u64;
+        if segments == 1 {
+            exec.run::<Baseline>(meeting.div_ceil(TASK), meeting * 4, |task| {
+                for entry in task * TASK..meeting.min((task + 1) * TASK) {
+                    keys.set(entry, key(0, entry));
+                }
+            });
+            return exec.sort(keys.as_mut_slice());
+        }
+        let batch = (TASK / meeting).max(1);
+        exec.run::<Baseline>(segments.div_ceil(batch), segments * meeting * 16, |task| {
+            for segment in task * batch..segments.min((task + 1) * batch) {
+                let own = keys.sub(segment * meeting, meeting);
+                (0..meeting).for_each(|entry| own.set(entry, key(segment, entry)));
+                own.as_mut_slice().sort_unstable();
+            }
+        });
+    }
+
+    fn add(&self, exec: &Exec) {
+        let (meeting, columns) = (self.meeting, self.out.2.len);
+        let entries = self.segments * meeting;
+        let width = columns.min(COLUMNS);
+        let (strips, rows) = (columns.div_ceil(width), (TASK / width).max(1));
+        exec.run::<T>(
+            entries.div_ceil(rows) * strips,
+            entries * columns * 2,
+            #[inline(always)]
+            |task| {
+                let (first, strip) = (task / strips * rows, task % strips * width);
+                let strip = strip..columns.min(strip + width);
+                for at in first..entries.min(first + rows) {
+                    let segment = at / meeting;
+                    if self.keys.is_empty() {
+                        let place = self.places.at(|k| self.indices[k].0.offset(segment));
+                        self.add_group(segment, place, strip.clone(), 1, |_| 0);
+                        continue;
+                    }
+                    // The entries of one place; those that don't begin here are another task's or were taken.
+                    let (end, place) = ((segment + 1) * meeting, self.keys[at] >> self.bits);
+                    let same = |at: usize| self.keys[at] >> self.bits == place;
+                    if at > segment * meeting && same(at - 1) {
+                        continue;
+                    }
+                    let count = (at..end).take_while(|&at| same(at)).count();
+                    let entry = |i: usize| (self.keys[at + i] & ((1 << self.bits) - 1)) as usize;
+                    let first = entry(0);
+                    let offset = |k: usize| {
+                        let (own, met) = &self.indices[k];
+                        own.offset(segment) + met.offset(first)
+                    };
+                    self.add_group(segment, self.places.at(offset), strip.clone(), count, entry);
+                }
+            },
+        );
+    }
+
+    /// Adds the sum of `count` entries of a segment to the place at this offset, in some columns: DEPTH of them are added in T,
+    /// these sums in f64.
+    #[inline(always)]
+    fn add_group(
+        &self,
+        segment: usize,
+        place: usize,
+        columns: std::ops::Range<usize>,
+        count: usize,
+        entry: impl Fn(usize) -> usize,
+    ) {
+        let (source, own, met, source_columns) = &self.source;
+        let (out, out_own, out_columns) = &self.out;
+        let (from, to) = (own.offset(segment), place + out_own.offset(segment));
+        if columns.len() < BLOCK / 4 {
+            for c in columns {
+                let (from, to) = (from + source_columns.offset(c), to + out_columns.offset(c));
+                let mut total = 0.0;
+                for first in (0..count).step_by(DEPTH) {
+                    let mut sum = T::ZERO;
+                    for i in first..count.min(first + DEPTH) {
+                        sum += source.get(from + met.offset(entry(i)));
+                    }
+                    total += sum.wide();
+                }
+                out.set(to, T::of(out.get(to).wide() + self.alpha * total));
+            }
+            return;
+        }
+        for c in columns.clone().step_by(BLOCK) {
+            let mut total = [0f64; BLOCK];
+            for first in (0..count).step_by(DEPTH) {
+                let mut sum = [T::ZERO; BLOCK];
+                for i in first..count.min(first + DEPTH) {
+                    let g = source_columns.load(*source, from + met.offset(entry(i)), c, columns.end, T::ZERO);
+                    sum = lanes!(j => sum[j] + g[j]);
+                }
+                total = lanes!(j => total[j] + sum[j].wide());
+            }
+            let old = out_columns.load(*out, to, c, columns.end, T::ZERO);
+            out_columns.store(*out, to, c, columns.end, lanes!(j => T::of(old[j].wide() + self.alpha * total[j])));
+        }
+    }
 }

@@ -126,8 +126,8 @@ unsafe impl Backend for Cpu {
             }
             Kernel::Flip { x, dims, out } => indexing::flip(exec, x, dims, out),
             Kernel::Gather { x, indices, wrap, out } => indexing::gather(exec, x, indices, wrap, out)?,
-            Kernel::ScatterAdd { source, indices, wrap, alpha, out } => {
-                indexing::scatter_add(exec, source, indices, wrap, alpha, out)?
+            Kernel::ScatterAdd { source, indices, wrap, alpha, order, out } => {
+                indexing::scatter_add(exec, (source, alpha), (indices, wrap), order, out)?
             }
             Kernel::LayerNorm { x, weight, bias, eps, out, mean, rstd } => {
                 norm::layer_norm(exec, norm::LayerNorm { x, weight, bias, eps, out, mean, rstd })?
@@ -139,7 +139,7 @@ unsafe impl Backend for Cpu {
                 norm::layer_norm_param_grad(exec, x, (mean, rstd), g, dweight, dbias)?
             }
             Kernel::Embedding { table, ids, out } => embedding::embedding(exec, table, ids, out)?,
-            Kernel::EmbeddingGrad { ids, g, out } => embedding::embedding_grad(exec, ids, g, out)?,
+            Kernel::EmbeddingGrad { ids, g, order, out } => embedding::embedding_grad(exec, ids, g, order, out)?,
             Kernel::Loss { f, x, target, weight, out } => pointwise_loss::loss(exec, f, (x, target, weight), out)?,
             Kernel::LossGrad { f, by, x, target, weight, g, out } => {
                 pointwise_loss::loss_grad(exec, f, by, (x, target, weight), g, out)?

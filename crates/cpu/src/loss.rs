@@ -3,30 +3,74 @@
 //! The gradient is softmax sum(w q) - w q over the count; nothing of the logits' size is held besides its result.
 
 use crate::exec::Exec;
-use crate::halves::Cell;
 use crate::math::{Float, sum_blocks};
 use crate::norm::Stat;
+use crate::reduce::Axis;
 use crate::softmax::{for_each_row, row_max, sum_exp};
 use crate::view::{BLOCK, Rows, Span, for_float, lanes, unsupported};
 use retape_core::kernel::{CrossEntropySpec, LossReduction};
+use retape_core::layout::Shape;
 use retape_core::{DType, Error, Result, Tensor};
 
-/// The integers of an index tensor, widened, in row-major order.
-pub(crate) fn integers(kernel: &'static str, tensor: &Tensor) -> Result<Vec<i64>> {
-    fn read<T: Cell>(tensor: &Tensor, widen: impl Fn(T) -> i64) -> Vec<i64> {
-        let rows = Rows::<T>::of(tensor);
-        let values = (0..rows.count).flat_map(|r| {
-            let row = rows.row(r);
-            (0..row.len()).map(move |i| row.get(i))
-        });
-        values.map(widen).collect()
+/// The integers of an index tensor, i64 or i32, where they lie.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Integers {
+    Wide(Span<i64>),
+    Narrow(Span<i32>),
+}
+
+impl Integers {
+    pub fn of(kernel: &'static str, tensor: &Tensor) -> Result<Integers> {
+        match tensor.dtype() {
+            DType::I64 => Ok(Integers::Wide(Span::of(tensor))),
+            DType::I32 => Ok(Integers::Narrow(Span::of(tensor))),
+            other => Err(unsupported(kernel, other)),
+        }
     }
-    match tensor.dtype() {
-        DType::I64 => Ok(read::<i64>(tensor, |v| v)),
-        DType::I32 => Ok(read::<i32>(tensor, i64::from)),
-        other => Err(unsupported(kernel, other)),
+
+    /// The one at this offset.
+    #[inline(always)]
+    pub fn at(self, offset: usize) -> i64 {
+        match self {
+            Integers::Wide(span) => span.get(offset),
+            Integers::Narrow(span) => i64::from(span.get(offset)),
+        }
     }
 }
+
+/// The integers of an index tensor in row-major order.
+#[derive(Debug)]
+pub(crate) struct Numbers {
+    integers: Integers,
+    axis: Axis,
+}
+
+impl Numbers {
+    /// All of the tensor's.
+    pub fn of(kernel: &'static str, tensor: &Tensor) -> Result<Numbers> {
+        Numbers::along(kernel, tensor, &(0..tensor.rank()).collect::<Shape>())
+    }
+
+    /// Those along some dimensions.
+    pub fn along(kernel: &'static str, tensor: &Tensor, dims: &[usize]) -> Result<Numbers> {
+        Ok(Numbers { integers: Integers::of(kernel, tensor)?, axis: Axis::new(tensor, dims) })
+    }
+
+    pub fn len(&self) -> usize {
+        self.axis.len
+    }
+
+    #[inline(always)]
+    pub fn get(&self, i: usize) -> i64 {
+        self.integers.at(self.axis.offset(i))
+    }
+}
+
+/// Elements of one task of the loss, and the most tasks.
+const TASK: usize = 16 * 1024;
+const SUMS: usize = 256;
+/// Classes whose gradients are summed at a time.
+const STRIP: usize = 1024;
 
 /// What all kernels of the family read. Rows run along the last dimension of the logits.
 #[derive(Debug, Clone, Copy)]
@@ -39,8 +83,8 @@ pub(crate) struct Scores<'a> {
 
 /// The targets of rows.
 enum Targets<T> {
-    /// A class, `None` where the row is ignored.
-    Classes(Vec<Option<usize>>),
+    /// A class, or the ignored number.
+    Classes(Numbers),
     /// A distribution.
     Given(Rows<T>),
 }
@@ -56,6 +100,8 @@ struct Terms<T> {
     total: T,
     /// What the sum over rows is divided by.
     count: f64,
+    /// The class of rows that don't count.
+    ignore: i64,
 }
 
 impl<T: Float> Terms<T> {
@@ -66,25 +112,25 @@ impl<T: Float> Terms<T> {
         let targets = if target.dtype().is_float() {
             Targets::Given(Rows::of(target))
         } else {
-            let check = |(row, id): (usize, i64)| match usize::try_from(id) {
-                _ if id == spec.ignore => Ok(None),
-                Ok(class) if class < x.width => Ok(Some(class)),
-                _ => {
-                    let (classes, ignore) = (x.width, spec.ignore);
-                    let reason =
-                        format!("target {id} in row {row} is neither in 0..{classes} nor the ignored value {ignore}");
-                    Err(Error::InvalidValue { kernel, reason })
-                }
-            };
-            Targets::Classes(integers(kernel, target)?.into_iter().enumerate().map(check).collect::<Result<_>>()?)
+            let ids = Numbers::of(kernel, target)?;
+            let allowed = |id: i64| id == spec.ignore || usize::try_from(id).is_ok_and(|class| class < x.width);
+            if let Some(row) = (0..ids.len()).find(|&row| !allowed(ids.get(row))) {
+                let (id, classes, ignore) = (ids.get(row), x.width, spec.ignore);
+                let reason =
+                    format!("target {id} in row {row} is neither in 0..{classes} nor the ignored value {ignore}");
+                return Err(Error::InvalidValue { kernel, reason });
+            }
+            Targets::Classes(ids)
         };
         let keep = T::of(1.0 - spec.smoothing);
         let spread = T::of(spec.smoothing / x.width as f64);
         let total = T::of((0..x.width).map(|c| weight.map_or(1.0, |w| w.get(c).wide())).sum());
-        let mut terms = Terms { x, targets, weight, keep, spread, total, count: 1.0 };
+        let mut terms = Terms { x, targets, weight, keep, spread, total, count: 1.0, ignore: spec.ignore };
         if spec.reduction == LossReduction::Mean {
             terms.count = match &terms.targets {
-                Targets::Classes(ids) => ids.iter().flatten().map(|&t| terms.of_class(t).wide()).sum(),
+                Targets::Classes(ids) => {
+                    (0..ids.len()).filter_map(|r| terms.class(r).ok()?).map(|t| terms.of_class(t).wide()).sum()
+                }
                 Targets::Given(_) => terms.x.count as f64,
             };
         }
@@ -119,7 +165,10 @@ impl<T: Float> Terms<T> {
     #[inline(always)]
     fn class(&self, r: usize) -> Result<Option<usize>, ()> {
         match &self.targets {
-            Targets::Classes(ids) => ids[r].map(Some).ok_or(()),
+            Targets::Classes(ids) => match ids.get(r) {
+                id if id == self.ignore => Err(()),
+                id => Ok(Some(id as usize)),
+            },
             Targets::Given(_) => Ok(None),
         }
     }
@@ -173,24 +222,33 @@ pub(crate) fn cross_entropy(exec: &Exec, scores: Scores<'_>, loss: &Tensor, lse:
     for_float!("cross_entropy", scores.logits.dtype(), T => {
         let terms = Terms::<T>::of("cross_entropy", scores)?;
         let (xs, lses) = (&terms.x, lse.map(Span::<T>::of));
-        let mut losses = vec![0f64; xs.count];
-        let own = Span::over(&mut losses);
-        for_each_row::<T>(exec, xs.count, xs.width, 12, #[inline(always)] |r| {
-            let lse = lses.map_or(T::ZERO, #[inline(always)] |lses| {
-                let x = xs.row(r);
-                let max = row_max(x);
-                // A row of only -inf, or with +inf: the sum would be NaN, the limit is the maximum itself.
-                let finite = max > -T::INFINITY && max < T::INFINITY;
-                let lse = if finite { max + Float::ln(sum_exp(x, max)) } else { max };
-                lses.set(r, lse);
-                lse
-            });
-            own.set(r, terms.loss(r, lse));
+        let (out, reduction) = (Span::<T>::of(loss), scores.spec.reduction);
+        // Some rows a task, by their number alone; a sum for each task.
+        let batch = (TASK / xs.width).max(xs.count.div_ceil(SUMS)).max(1);
+        let mut sums = [0f64; SUMS];
+        let own = Span::over(&mut sums);
+        exec.run::<T>(xs.count.div_ceil(batch), xs.count * xs.width * 12, #[inline(always)] |task| {
+            let mut sum = 0.0;
+            for r in task * batch..((task + 1) * batch).min(xs.count) {
+                let lse = lses.map_or(T::ZERO, #[inline(always)] |lses| {
+                    let x = xs.row(r);
+                    let max = row_max(x);
+                    // A row of only -inf, or with +inf: the sum would be NaN, the limit is the maximum itself.
+                    let finite = max > -T::INFINITY && max < T::INFINITY;
+                    let lse = if finite { max + Float::ln(sum_exp(x, max)) } else { max };
+                    lses.set(r, lse);
+                    lse
+                });
+                let loss = terms.loss(r, lse);
+                if reduction == LossReduction::None {
+                    out.set(r, T::of(loss));
+                }
+                sum += loss;
+            }
+            own.set(task, sum);
         });
-        let out = Span::<T>::of(loss);
-        match scores.spec.reduction {
-            LossReduction::None => losses.iter().enumerate().for_each(|(r, &l)| out.set(r, T::of(l))),
-            _ => out.set(0, T::of(losses.iter().fold(0.0, |sum, l| sum + l) / terms.count)),
+        if reduction != LossReduction::None {
+            out.set(0, T::of(sums.iter().sum::<f64>() / terms.count));
         }
     });
     Ok(())
@@ -267,30 +325,45 @@ pub(crate) fn weight_grad(scores: Scores<'_>, lse: Option<&Tensor>, g: &Tensor, 
         let terms = Terms::<T>::of("cross_entropy_weight_grad", scores)?;
         let (lses, upstream) = (lse.map(Stat::<T>::of), upstream::<T>(g, scores.spec, terms.count));
         let classes = terms.x.width;
-        let (mut sums, mut rows) = (vec![0f64; classes], vec![0f64; classes]);
-        for r in 0..terms.x.count {
-            let Ok(class) = terms.class(r) else { continue };
-            let (x, scale) = (terms.x.row(r), upstream(r).wide());
-            let lse = lses.as_ref().map_or(0.0, |l| l.at(r).wide());
-            for i in (0..classes).step_by(BLOCK) {
-                let q = terms.shares(r, i);
-                for c in i..classes.min(i + BLOCK) {
-                    let own = if class == Some(c) { terms.keep } else { T::ZERO };
-                    let q = (q[c - i] + own).wide();
-                    // Of what has no share nothing counts, were it infinite.
-                    sums[c] += if q == 0.0 { 0.0 } else { scale * q * (lse - x.get(c).wide()) };
+        // Of some classes: the sums, and the rows that each is the target of.
+        let strip = |first: usize, end: usize| {
+            let (mut sums, mut rows) = ([0f64; STRIP], [0f64; STRIP]);
+            for r in 0..terms.x.count {
+                let Ok(class) = terms.class(r) else { continue };
+                let (x, scale) = (terms.x.row(r), upstream(r).wide());
+                let lse = lses.as_ref().map_or(0.0, |l| l.at(r).wide());
+                for i in (first..end).step_by(BLOCK) {
+                    let q = terms.shares(r, i);
+                    for c in i..end.min(i + BLOCK) {
+                        let own = if class == Some(c) { terms.keep } else { T::ZERO };
+                        let q = (q[c - i] + own).wide();
+                        // Of what has no share nothing counts, were it infinite.
+                        sums[c - first] += if q == 0.0 { 0.0 } else { scale * q * (lse - x.get(c).wide()) };
+                    }
+                }
+                if let Some(t) = class.filter(|t| (first..end).contains(t)) {
+                    rows[t - first] += 1.0;
                 }
             }
-            if let Some(t) = class {
-                rows[t] += 1.0;
-            }
-        }
+            (sums, rows)
+        };
+        let strips = || (0..classes).step_by(STRIP).map(|first| (first, classes.min(first + STRIP)));
+        let weighed = |(first, end): (usize, usize)| {
+            let (sums, _) = strip(first, end);
+            (first..end).map(|c| terms.of_class(c).wide() * sums[c - first]).sum::<f64>()
+        };
         let mean: f64 = match scores.spec.reduction {
-            LossReduction::Mean => (0..classes).map(|c| terms.of_class(c).wide() * sums[c]).sum::<f64>() / terms.count,
+            LossReduction::Mean => strips().map(weighed).sum::<f64>() / terms.count,
             _ => 0.0,
         };
         let outs = Span::<T>::of(out);
-        (0..classes).for_each(|c| outs.set(c, T::of(if rows[c] > 0.0 { sums[c] - mean * rows[c] } else { sums[c] })));
+        for (first, end) in strips() {
+            let (sums, rows) = strip(first, end);
+            for c in first..end {
+                let (sum, rows) = (sums[c - first], rows[c - first]);
+                outs.set(c, T::of(if rows > 0.0 { sum - mean * rows } else { sum }));
+            }
+        }
     });
     Ok(())
 }

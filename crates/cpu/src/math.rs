@@ -332,16 +332,76 @@ pub(crate) fn reduce_blocks<T: Copy>(
     fold_lanes(lanes, join)
 }
 
+/// Blocks that a lane adds up in the tensor's dtype; such sums are added in f64. So the error doesn't grow with the length.
+pub(crate) const DEPTH: usize = 16;
+
 /// The sum of what `block(i)` gives for i = 0, 64, 128 .. below `len`.
 #[inline(always)]
-pub(crate) fn sum_blocks<T: Float>(len: usize, block: impl FnMut(usize) -> [T; BLOCK]) -> T {
-    reduce_blocks(
+pub(crate) fn sum_blocks<T: Float>(len: usize, mut block: impl FnMut(usize) -> [T; BLOCK]) -> T {
+    let [sum] = sums_of_blocks(
         len,
-        T::ZERO,
-        block,
         #[inline(always)]
-        |a, b| a + b,
-    )
+        |i| [block(i)],
+    );
+    sum
+}
+
+/// The same for several sums at a time.
+#[inline(always)]
+pub(crate) fn sums_of_blocks<T: Float, const N: usize>(
+    len: usize,
+    mut blocks: impl FnMut(usize) -> [[T; BLOCK]; N],
+) -> [T; N] {
+    let mut lanes = [[T::ZERO; BLOCK]; N];
+    let mut wide = [[0f64; BLOCK]; N];
+    let mut first = 0;
+    loop {
+        let end = len.min(first + DEPTH * BLOCK);
+        for i in (first..end).step_by(BLOCK) {
+            let values = blocks(i);
+            for k in 0..N {
+                for j in 0..BLOCK {
+                    lanes[k][j] += values[k][j];
+                }
+            }
+        }
+        if end == len {
+            break;
+        }
+        add_wide(&mut wide, &mut lanes);
+        first = end;
+    }
+    let mut sums = [T::ZERO; N];
+    if first > 0 {
+        add_wide(&mut wide, &mut lanes);
+    }
+    for k in 0..N {
+        sums[k] = if first > 0 {
+            T::of(fold_lanes(
+                wide[k],
+                #[inline(always)]
+                |a, b| a + b,
+            ))
+        } else {
+            fold_lanes(
+                lanes[k],
+                #[inline(always)]
+                |a, b| a + b,
+            )
+        };
+    }
+    sums
+}
+
+/// Moves what the lanes hold to wide ones.
+#[inline(always)]
+fn add_wide<T: Float, const N: usize>(wide: &mut [[f64; BLOCK]; N], lanes: &mut [[T; BLOCK]; N]) {
+    for k in 0..N {
+        for j in 0..BLOCK {
+            wide[k][j] += lanes[k][j].wide();
+        }
+        lanes[k] = [T::ZERO; BLOCK];
+    }
 }
 
 #[cfg(test)]

@@ -5,14 +5,15 @@
 //! every x of the row, dx = rstd (e - mean(e) - xhat mean(e xhat)). Mean and variance are taken in two passes.
 
 use crate::exec::Exec;
-use crate::math::{Float, fold_lanes, sum_blocks};
+use crate::math::{DEPTH, Float, sum_blocks, sums_of_blocks};
 use crate::softmax::for_each_row;
 use crate::view::{BLOCK, Rows, Span, for_float, lanes};
 use retape_core::{Result, Tensor};
 
-/// Rows added up in the tensor's dtype, and the most pieces that rows are cut into.
-const ROWS: usize = 64;
+/// Columns of one task of the parameters' gradients; the most pieces that rows are cut into, and fewest rows of one.
+const COLUMNS: usize = 256;
 const PIECES: usize = 64;
+const ROWS: usize = 64;
 
 /// Elements `[n]` that may be absent, as a row; read in blocks.
 fn vector<T: Float>(tensor: Option<&Tensor>) -> Option<Span<T>> {
@@ -121,15 +122,12 @@ pub(crate) fn layer_norm_grad(
         for_each_row::<T>(exec, xs.count, xs.width, 4, #[inline(always)] |r| {
             let (x, g, o) = (xs.row(r), gs.row(r), outs.row(r));
             let (mean, rstd) = (means.as_ref().map_or(T::ZERO, |m| m.at(r)), rstds.at(r));
-            let (mut e_sum, mut ex_sum) = ([T::ZERO; BLOCK], [T::ZERO; BLOCK]);
-            for i in (0..x.len()).step_by(BLOCK) {
+            let [e_sum, ex_sum] = sums_of_blocks(x.len(), #[inline(always)] |i| {
                 let (xhat, e) = xhat_and_e(x, g, weight, (mean, rstd), i);
-                e_sum = lanes!(j => e_sum[j] + e[j]);
-                ex_sum = lanes!(j => xhat[j].mul_add(e[j], ex_sum[j]));
-            }
-            let add = |a, b| a + b;
-            let e_mean = if means.is_some() { fold_lanes(e_sum, add) / n } else { T::ZERO };
-            let ex_mean = fold_lanes(ex_sum, add) / n;
+                [e, lanes!(j => xhat[j] * e[j])]
+            });
+            let e_mean = if means.is_some() { e_sum / n } else { T::ZERO };
+            let ex_mean = ex_sum / n;
             for i in (0..x.len()).step_by(BLOCK) {
                 let (xhat, e) = xhat_and_e(x, g, weight, (mean, rstd), i);
                 o.store(i, lanes!(j => rstd * (e[j] - e_mean - xhat[j] * ex_mean)));
@@ -139,8 +137,9 @@ pub(crate) fn layer_norm_grad(
     Ok(())
 }
 
-/// dweight = sum over rows of g xhat, dbias = sum of g. Rows are cut into pieces by their number alone, and the pieces'
-/// sums added in order.
+/// dweight = sum over rows of g xhat, dbias = sum of g. Columns are cut into strips; where these are few, rows are cut into
+/// pieces by their number alone, and the pieces' sums added in order. DEPTH rows are added in the tensor's dtype, such sums
+/// in f64.
 pub(crate) fn layer_norm_param_grad(
     exec: &Exec,
     x: &Tensor,
@@ -153,41 +152,60 @@ pub(crate) fn layer_norm_param_grad(
         let (xs, gs) = (Rows::<T>::of(x), Rows::<T>::of(g));
         let (means, rstds) = (mean.map(Stat::<T>::of), Stat::<T>::of(rstd));
         let (rows, n) = (xs.count, xs.width);
-        let piece = rows.div_ceil(PIECES).next_multiple_of(ROWS);
-        let parts = exec.collect::<T, _>(rows.div_ceil(piece.max(1)), rows * n * 3, #[inline(always)] |p| {
-            let (mut dw, mut db) = (vec![0f64; n], vec![0f64; n]);
-            let (mut w_memory, mut b_memory) = (vec![T::ZERO; n], vec![T::ZERO; n]);
-            let (w, b) = (Span::over(&mut w_memory), Span::over(&mut b_memory));
-            let end = rows.min((p + 1) * piece);
-            for from in (p * piece..end).step_by(ROWS) {
-                w.fill(T::ZERO);
-                b.fill(T::ZERO);
-                for r in from..end.min(from + ROWS) {
+        let strips = n.div_ceil(COLUMNS);
+        let piece = if strips >= 16 { rows } else { rows.div_ceil(PIECES).next_multiple_of(ROWS) };
+        let pieces = rows.div_ceil(piece.max(1)).max(1);
+        // Of each strip and piece: the sums of g xhat, then those of g.
+        let mut scratch = exec.scratch::<f64>(if pieces > 1 { strips * pieces * 2 * COLUMNS } else { 0 });
+        let parts = Span::over(scratch.memory());
+        let outs = [vector::<T>(dweight), vector::<T>(dbias)];
+        let put = |strip: usize, totals: &[[f64; COLUMNS]; 2]| {
+            for (out, totals) in outs.iter().zip(totals) {
+                let Some(out) = out else { continue };
+                let first = strip * COLUMNS;
+                (first..n.min(first + COLUMNS)).for_each(|c| out.set(c, T::of(totals[c - first])));
+            }
+        };
+        exec.run::<T>(strips * pieces, rows * n * 3, #[inline(always)] |task| {
+            let (strip, p) = (task / pieces, task % pieces);
+            let (first, end) = (strip * COLUMNS, n.min((strip + 1) * COLUMNS));
+            let (from, to) = (p * piece, rows.min((p + 1) * piece));
+            let mut totals = [[0f64; COLUMNS]; 2];
+            for from in (from..to).step_by(DEPTH) {
+                let mut sums = [[T::ZERO; COLUMNS]; 2];
+                let [dw, db] = &mut sums;
+                for r in from..to.min(from + DEPTH) {
                     let (x, g, rstd) = (xs.row(r), gs.row(r), rstds.at(r));
                     let mean = means.as_ref().map_or(T::ZERO, |m| m.at(r));
-                    for i in (0..n).step_by(BLOCK) {
+                    for (k, i) in (first..end).step_by(BLOCK).enumerate() {
                         let (v, d) = (x.load::<BLOCK>(i, T::ZERO), g.load::<BLOCK>(i, T::ZERO));
-                        let (u, s) = (w.load::<BLOCK>(i, T::ZERO), b.load::<BLOCK>(i, T::ZERO));
-                        w.store(i, lanes!(j => d[j].mul_add((v[j] - mean) * rstd, u[j])));
-                        b.store(i, lanes!(j => s[j] + d[j]));
+                        for j in 0..BLOCK {
+                            let at = k * BLOCK + j;
+                            dw[at] = d[j].mul_add((v[j] - mean) * rstd, dw[at]);
+                            db[at] += d[j];
+                        }
                     }
                 }
-                for (sum, part) in dw.iter_mut().zip(w.as_slice()) {
-                    *sum += part.wide();
-                }
-                for (sum, part) in db.iter_mut().zip(b.as_slice()) {
-                    *sum += part.wide();
+                for (total, &sum) in totals.as_flattened_mut().iter_mut().zip(sums.as_flattened()) {
+                    *total += sum.wide();
                 }
             }
-            (dw, db)
+            if pieces > 1 {
+                parts.sub(task * 2 * COLUMNS, 2 * COLUMNS).as_mut_slice().copy_from_slice(totals.as_flattened());
+            } else {
+                put(strip, &totals);
+            }
         });
-        for i in 0..n {
-            if let Some(dw) = vector::<T>(dweight) {
-                dw.set(i, T::of(parts.iter().fold(0.0, |sum, p| sum + p.0[i])));
+        for strip in 0..strips {
+            if pieces == 1 {
+                break;
             }
-            if let Some(db) = vector::<T>(dbias) {
-                db.set(i, T::of(parts.iter().fold(0.0, |sum, p| sum + p.1[i])));
+            let mut totals = [[0f64; COLUMNS]; 2];
+            for p in 0..pieces {
+                let part = parts.sub((strip * pieces + p) * 2 * COLUMNS, 2 * COLUMNS).as_slice();
+                totals.as_flattened_mut().iter_mut().zip(part).for_each(|(total, part)| *total += part);
             }
+            put(strip, &totals);
         }
     });
     Ok(())

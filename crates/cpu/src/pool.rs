@@ -3,9 +3,9 @@
 //! Every buffer is rounded up to a cache line (large ones to a page) and kept when freed. A request takes the best fit
 //! among those at most a sixteenth too large. What the pool holds, in use and cached, stays within
 //! `peak + peak/10 + 8 MiB`, where `peak` is the most that was ever requested at one time: beyond that the longest
-//! unused buffers go back to the system. Large buffers are mapped each by itself, so that they really go back (an
-//! allocator may keep what it is given). The promise to users is 10% + 16 MiB of resident memory; the rest is for what
-//! libraries hold.
+//! unused buffers go back to the system. Large buffers are mapped each by itself, so that they really go back; an
+//! allocator may keep what it is given, and is asked to give it back. The promise to users is 10% + 16 MiB of resident
+//! memory; the rest is for what libraries hold.
 
 use memmap2::MmapMut;
 use retape_core::{Buffer, Error, Result};
@@ -19,6 +19,8 @@ const PAGE: usize = 4096;
 /// From this size on a buffer is a mapping of its own.
 const MAPPED: usize = 128 << 10;
 const SLACK: usize = 8 << 20;
+/// Bytes that the allocator may keep of small buffers that it was given back.
+const KEPT: usize = 4 << 20;
 
 #[derive(Debug, Default)]
 pub(crate) struct Pool(Mutex<State>);
@@ -33,6 +35,8 @@ struct State {
     by_age: BTreeMap<u64, usize>,
     clock: u64,
     held: usize,
+    /// Bytes of small buffers given back to the allocator since it was last asked to let go of them.
+    given_back: usize,
     requested: usize,
     peak: usize,
 }
@@ -95,27 +99,25 @@ impl Pool {
         let unit = if bytes >= MAPPED { PAGE } else { ALIGN };
         let size = bytes.checked_next_multiple_of(unit).filter(|&n| n <= isize::MAX as usize - PAGE);
         let size = size.ok_or_else(|| full(state))?;
-        let peak = state.peak;
-        state.peak = peak.max(state.requested + bytes);
+        // What is refused leaves no trace: the peak rises with what is given.
+        let peak = state.peak.max(state.requested.saturating_add(bytes));
         let fit = state.by_size.range((size, 0)..=(size + size / 16, u64::MAX)).next().map(|(&key, _)| key);
         let memory = match fit.and_then(|key| state.uncache(key)) {
             Some(memory) => memory,
             None => {
-                state.shrink(size);
+                state.shrink(size, peak);
                 // A full machine may still serve the request once nothing is cached.
                 let memory = Memory::take(size).or_else(|| {
-                    state.shrink(usize::MAX / 2);
+                    state.shrink(usize::MAX, 0);
                     Memory::take(size)
                 });
-                let Some(memory) = memory else {
-                    state.peak = peak; // what failed was never held
-                    return Err(full(state));
-                };
+                let memory = memory.ok_or_else(|| full(state))?;
                 state.held += size;
                 memory
             }
         };
         state.requested += bytes;
+        state.peak = peak;
         let address = memory.address();
         state.in_use.insert(address, memory);
         // SAFETY: the system's memory is zeroed, and this is in use until it is released.
@@ -145,7 +147,8 @@ impl Pool {
         let age = u64::MAX - state.clock;
         state.by_age.insert(age, memory.size());
         state.by_size.insert((memory.size(), age), memory);
-        state.shrink(0);
+        let peak = state.peak;
+        state.shrink(0, peak);
     }
 
     /// Bytes held from the system, in use and cached.
@@ -162,14 +165,31 @@ impl State {
         self.by_size.remove(&(size, age))
     }
 
-    /// Frees the longest unused buffers until `more` bytes fit under the bound.
-    fn shrink(&mut self, more: usize) {
-        let bound = self.peak + self.peak / 10 + SLACK;
+    /// Frees the longest unused buffers until `more` bytes fit under the bound that goes with this peak.
+    fn shrink(&mut self, more: usize, peak: usize) {
+        let bound = peak + peak / 10 + SLACK;
         while self.held.saturating_add(more) > bound {
             let Some((&age, &size)) = self.by_age.last_key_value() else { return };
             drop(self.uncache((size, age)));
             self.held -= size;
+            self.given_back += if size < MAPPED { size } else { 0 };
+            if self.given_back >= KEPT {
+                trim();
+                self.given_back = 0;
+            }
         }
+    }
+}
+
+/// Asks the allocator to give its free pages back to the system.
+fn trim() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        unsafe extern "C" {
+            fn malloc_trim(pad: usize) -> i32;
+        }
+        // SAFETY: glibc's `malloc_trim` may be called at any time, from any thread; it frees nothing that is in use.
+        unsafe { malloc_trim(0) };
     }
 }
 
@@ -202,6 +222,21 @@ mod tests {
             assert!(pool.held() <= peak + peak / 10 + SLACK, "{} held, {peak} at peak", pool.held());
         }
         live.drain(..).for_each(|b| pool.release(b));
+    }
+
+    /// A request that the system refuses doesn't raise what may be held.
+    #[test]
+    fn what_is_refused_counts_for_nothing() {
+        let pool = Pool::default();
+        pool.release(pool.allocate(1 << 20).unwrap());
+        assert!(pool.allocate(1 << 60).is_err());
+        let mut peak = 1 << 20;
+        for i in 1..40 {
+            let bytes = i * (4 << 20);
+            pool.release(pool.allocate(bytes).unwrap());
+            peak = peak.max(bytes);
+            assert!(pool.held() <= peak + peak / 10 + SLACK, "{} held, {peak} at peak", pool.held());
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Running folds along a dimension. Each line is one task's own, walked in order; it runs in f64.
 
 use crate::exec::Exec;
+use crate::groups::piece_of;
 use crate::math::Float;
 use crate::reduce::Axis;
 use crate::view::{Span, for_float};
@@ -10,9 +11,6 @@ use retape_core::{Result, Tensor};
 
 /// Elements that one task handles, in whole lines.
 const TASK: usize = 16 * 1024;
-
-/// Elements whose sums are held at a time.
-const PIECE: usize = 512;
 
 /// A tensor as lines along a dimension.
 #[derive(Debug)]
@@ -79,15 +77,18 @@ pub(crate) fn cumprod_grad(exec: &Exec, x: &Tensor, g: &Tensor, dim: usize, out:
         xs.for_each(exec, 4, #[inline(always)] |k| {
             let (x, g, o) = (xs.line(k), gs.line(k), outs.line(k));
             // x_(i+1) S_(i+1) at the last i of each piece; within the piece it runs on.
-            let mut behind = vec![0.0; xs.len.div_ceil(PIECE)];
+            let piece = piece_of(xs.len);
+            let mut scratch = exec.scratch::<f64>(xs.len.div_ceil(piece) + piece);
+            let (behind, sums) = scratch.memory().split_at_mut(xs.len.div_ceil(piece));
+            behind.fill(0.0);
             let step = |after: f64, i: usize| (after + g.get(i).wide()) * x.get(i).wide();
             for p in (1..behind.len()).rev() {
-                behind[p - 1] = (p * PIECE..xs.len.min((p + 1) * PIECE)).rev().fold(behind[p], step);
+                behind[p - 1] = (p * piece..xs.len.min((p + 1) * piece)).rev().fold(behind[p], step);
             }
             let mut before = 1.0;
             for (p, &behind) in behind.iter().enumerate() {
-                let (first, end) = (p * PIECE, xs.len.min((p + 1) * PIECE));
-                let (mut sums, mut after) = ([0.0; PIECE], behind);
+                let (first, end) = (p * piece, xs.len.min((p + 1) * piece));
+                let mut after = behind;
                 for i in (first..end).rev() {
                     sums[i - first] = after + g.get(i).wide();
                     after = step(after, i);

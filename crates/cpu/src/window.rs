@@ -266,16 +266,16 @@ pub(crate) fn avg_pool(exec: &Exec, x: &Tensor, (w, divisor): (Window, PoolDivis
         exec.run::<T>(outs.count, work(out, &w), #[inline(always)] |plane| {
             for oy in 0..outs.size[0] {
                 for ox in 0..outs.size[1] {
-                    let (columns, mut sum) = (seen(&w, 1, ox, xs.size[1]), T::ZERO);
+                    let (columns, mut sum) = (seen(&w, 1, ox, xs.size[1]), 0.0);
                     for ky in seen(&w, 0, oy, xs.size[0]) {
                         let row = xs.row(plane, at(&w, 0, ky, oy));
                         for kx in columns.clone() {
-                            sum += row.get(at(&w, 1, kx, ox));
+                            sum += row.get(at(&w, 1, kx, ox)).wide();
                         }
                     }
                     let nothing = seen(&w, 0, oy, xs.size[0]).is_empty() || columns.is_empty();
-                    let mean = sum / T::of(count(&w, divisor, (oy, ox), xs.size));
-                    outs.row(plane, oy).set(ox, if nothing { T::ZERO } else { mean });
+                    let mean = sum / count(&w, divisor, (oy, ox), xs.size);
+                    outs.row(plane, oy).set(ox, if nothing { T::ZERO } else { T::of(mean) });
                 }
             }
         });

@@ -38,7 +38,7 @@ pub(crate) fn embedding(gpu: &Gpu, table: &Tensor, ids: &Tensor, out: &Tensor) -
 }
 
 /// Ids outside the table, which `embedding` refuses, are left out.
-pub(crate) fn embedding_grad(gpu: &Gpu, ids: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn embedding_grad(gpu: &Gpu, ids: &Tensor, g: &Tensor, order: &Tensor, out: &Tensor) -> Result<()> {
     copy::fill(gpu, 0.0, out)?;
     if g.is_empty() {
         return Ok(());
@@ -54,5 +54,5 @@ pub(crate) fn embedding_grad(gpu: &Gpu, ids: &Tensor, g: &Tensor, out: &Tensor) 
     strides.resize(g.rank(), 0);
     strides.push(own.strides[1]);
     let out = out.as_strided(&shape, &strides, own.offset)?;
-    indexing::add_at("embedding_grad", gpu, g, &[&ids], 1.0, &out)
+    indexing::add_at("embedding_grad", gpu, (g, 1.0), &[&ids], order, &out)
 }

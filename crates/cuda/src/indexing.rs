@@ -1,7 +1,7 @@
 //! Elements by their position: kernels/indexing.cu.
 //!
-//! Scatter-add sorts a key of 8 bytes for each entry, their number rounded up to a power of 2, in the workspace. An entry is
-//! one element of the source, or a row of such where the index repeats along it.
+//! Scatter-add sorts a key of 8 bytes for each entry, in the workspace that the op declares, where entries may meet. An entry
+//! is one element of the source, or a row of such where the index repeats along it.
 
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::copy;
@@ -48,7 +48,6 @@ struct Scatter {
     indices: Indices,
     keys: u64,
     entries: i64,
-    padded: i64,
     columns: i64,
     alpha: f64,
 }
@@ -157,26 +156,25 @@ pub(crate) fn gather(gpu: &Gpu, x: &Tensor, indices: &[&Tensor], wrap: bool, out
 
 pub(crate) fn scatter_add(
     gpu: &Gpu,
-    source: &Tensor,
-    indices: &[&Tensor],
-    wrap: bool,
-    alpha: f64,
+    (source, alpha): (&Tensor, f64),
+    (indices, wrap): (&[&Tensor], bool),
+    order: &Tensor,
     out: &Tensor,
 ) -> Result<()> {
     if source.is_empty() {
         return Ok(());
     }
     check(gpu, "scatter_add", out, indices, wrap)?;
-    add_at("scatter_add", gpu, source, indices, alpha, out)
+    add_at("scatter_add", gpu, (source, alpha), indices, order, out)
 }
 
 /// Scatter-add of a source that isn't empty, where indices are in range or to be left out.
 pub(crate) fn add_at(
     name: &'static str,
     gpu: &Gpu,
-    source: &Tensor,
+    (source, alpha): (&Tensor, f64),
     indices: &[&Tensor],
-    alpha: f64,
+    order: &Tensor,
     out: &Tensor,
 ) -> Result<()> {
     let behind = |d: usize| d + indices.len();
@@ -186,6 +184,7 @@ pub(crate) fn add_at(
     let sized = (0..source.rank()).filter(|&d| source.shape()[d] > 1);
     let (columns, rest): (Shape, Shape) = sized.partition(|&d| !met(d) && repeats(indices, d));
     let (own, meeting): (Shape, Shape) = rest.into_iter().partition(|&d| !met(d));
+    let sorted = !meeting.is_empty();
     let entries: Shape = own.into_iter().chain(meeting).collect();
     let shifted = |dims: &[usize]| dims.iter().map(|&d| behind(d)).collect::<Shape>();
     let count = |dims: &[usize]| dims.iter().map(|&d| source.shape()[d]).product::<usize>();
@@ -194,22 +193,21 @@ pub(crate) fn add_at(
         let reason = format!("{} entries for {places} places have more keys than 63 bits can count", count(&entries));
         return Err(Error::Unsupported { kernel: name, device: gpu.name().into(), reason });
     }
-    let padded = sort::padded(count(&entries));
-    let workspace = gpu.workspace(padded * 8)?;
     let p = Scatter {
         out_entry: TensorArg::of_dims(gpu, name, out, &shifted(&entries))?,
         out_column: TensorArg::of_dims(gpu, name, out, &shifted(&columns))?,
         source_entry: TensorArg::of_dims(gpu, name, source, &entries)?,
         source_column: TensorArg::of_dims(gpu, name, source, &columns)?,
         indices: arguments(gpu, name, out, indices, &entries)?,
-        keys: workspace.address() as u64,
+        keys: if sorted { order.storage().buffer().address as u64 } else { 0 },
         entries: count(&entries) as i64,
-        padded: padded as i64,
         columns: count(&columns) as i64,
         alpha,
     };
-    gpu.launch(each("scatter_keys", padded), &p)?;
-    sort::sort(gpu, p.keys, padded)?;
+    if sorted {
+        gpu.launch(each("scatter_keys", count(&entries)), &p)?;
+        sort::sort(gpu, p.keys, count(&entries))?;
+    }
     gpu.launch(each(&kernel_for("scatter_add", out), source.len()), &p)
 }
 

@@ -182,10 +182,10 @@ unsafe impl Backend for Cuda {
                 cross_entropy::weight_grad(gpu, scores, lse, g, out)
             }
             Kernel::Embedding { table, ids, out } => embedding::embedding(gpu, table, ids, out),
-            Kernel::EmbeddingGrad { ids, g, out } => embedding::embedding_grad(gpu, ids, g, out),
+            Kernel::EmbeddingGrad { ids, g, order, out } => embedding::embedding_grad(gpu, ids, g, order, out),
             Kernel::Gather { x, indices, wrap, out } => indexing::gather(gpu, x, indices, wrap, out),
-            Kernel::ScatterAdd { source, indices, wrap, alpha, out } => {
-                indexing::scatter_add(gpu, source, indices, wrap, alpha, out)
+            Kernel::ScatterAdd { source, indices, wrap, alpha, order, out } => {
+                indexing::scatter_add(gpu, (source, alpha), (indices, wrap), order, out)
             }
             Kernel::Flip { x, dims, out } => indexing::flip(gpu, x, dims, out),
             Kernel::MaxIndex { x, dim, values, indices } => indexing::max_index(gpu, x, dim, values, indices),

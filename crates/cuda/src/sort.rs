@@ -19,21 +19,17 @@ struct Sort {
 // SAFETY: the fields of `Sort` in kernels/sort.cu.
 unsafe impl Parameters for Sort {}
 
-/// How many keys are sorted for `count` of them: the others are to be the largest key.
-pub(crate) fn padded(count: usize) -> usize {
-    count.next_power_of_two().max(CHUNK)
-}
-
-/// Sorts `count` keys (as `padded` gives it) of 64 bits.
+/// Sorts `count` keys of 64 bits.
 pub(crate) fn sort(gpu: &Gpu, keys: u64, count: usize) -> Result<()> {
     let step = |kernel, grid, run: usize, distance: usize| {
         let launch = Launch { kernel, grid, block: THREADS as u32, shared: (CHUNK * 8) as u32 };
         gpu.launch(launch, &Sort { keys, count: count as i64, run: run as i64, distance: distance as i64 })
     };
-    let (chunks, pairs) = (blocks(count, CHUNK), blocks(count / 2, THREADS));
+    let chunks = blocks(count, CHUNK);
     step("sort_chunks", chunks, CHUNK, 0)?;
     let mut run = 2 * CHUNK;
-    while run <= count {
+    while run < 2 * count {
+        let pairs = blocks(count.next_multiple_of(run) / 2, THREADS);
         let mut distance = run / 2;
         while distance >= CHUNK {
             step("sort_far", pairs, run, distance)?;

@@ -1,8 +1,13 @@
 //! Elements by their position: embedding, gather, scatter-add, flip, the largest; running folds.
 
 use crate::twins::{FLOATS, LIES, Lie, Twin, compare, compare_errors, cuda, numbers};
-use retape_core::kernel::Scan;
-use retape_core::{DType, Kernel, Tensor};
+use retape_core::kernel::{Scan, meeting};
+use retape_core::{DType, Kernel, Kind, Tensor};
+
+/// A workspace of `len` integers on `out`'s device.
+fn order(out: &Tensor, len: usize) -> Tensor {
+    Tensor::uninit(out.device(), &[len], DType::I64, Kind::Workspace).unwrap()
+}
 
 /// Integers 0..n, a pure function of the seed.
 fn ids(seed: u64, len: usize, n: usize) -> Vec<i64> {
@@ -35,7 +40,8 @@ fn embeddings() {
                     let (out, grad) = (side.out(&out_shape), side.out(&[rows, width]));
                     let [table, ids, g] = [0, 1, 2].map(|i| side.input(i));
                     side.run(Kernel::Embedding { table, ids, out: &out });
-                    side.run(Kernel::EmbeddingGrad { ids, g, out: &grad });
+                    let order = &order(&grad, ids.len());
+                    side.run(Kernel::EmbeddingGrad { ids, g, order, out: &grad });
                     vec![out, grad]
                 });
             }
@@ -51,7 +57,8 @@ fn a_sum_in_the_order_of_ids() {
         let g = Twin::random(Lie::Plain, &[5000, 3], 4, dtype);
         compare("one id", dtype, 1000.0, &[&ids, &g], |side| {
             let out = side.out(&[3, 3]);
-            side.run(Kernel::EmbeddingGrad { ids: side.input(0), g: side.input(1), out: &out });
+            let order = &order(&out, 5000);
+            side.run(Kernel::EmbeddingGrad { ids: side.input(0), g: side.input(1), order, out: &out });
             vec![out]
         });
     }
@@ -62,7 +69,8 @@ fn a_sum_in_the_order_of_ids() {
         let g = Tensor::from_slice(device, &[200, 1], &g).unwrap();
         let ids = Tensor::from_slice(device, &[200], &(0..200).map(|i| i64::from(i % 3)).collect::<Vec<_>>()).unwrap();
         let out = Tensor::full(device, &[3, 1], DType::F32, f64::NAN).unwrap();
-        device.run(&Kernel::EmbeddingGrad { ids: &ids, g: &g, out: &out }).unwrap();
+        let order = &order(&out, 200);
+        device.run(&Kernel::EmbeddingGrad { ids: &ids, g: &g, order, out: &out }).unwrap();
         out.to_bytes().unwrap()
     };
     assert_eq!(on(&cuda()), on(&retape_cpu::device()));
@@ -126,7 +134,8 @@ fn gather_and_scatter_along_a_dimension() {
                         let (from, to) = (indexed(x, dim, index_shape), indexed(&added, dim, index_shape));
                         let indices = &[index][..];
                         side.run(Kernel::Gather { x: &from, indices, wrap: false, out: &gathered });
-                        side.run(Kernel::ScatterAdd { source, indices, wrap: false, alpha: -0.5, out: &to });
+                        let order = &order(&to, meeting(source, indices, &to));
+                        side.run(Kernel::ScatterAdd { source, indices, wrap: false, alpha: -0.5, order, out: &to });
                     }
                     vec![gathered, added]
                 });
@@ -155,7 +164,9 @@ fn several_indices() {
             };
             side.run(Kernel::Gather { x: &behind(side.input(0)), indices, wrap: true, out: &gathered });
             let source = side.input(3);
-            side.run(Kernel::ScatterAdd { source, indices, wrap: true, alpha: 2.0, out: &behind(&added) });
+            let out = &behind(&added);
+            let order = &order(out, meeting(source, indices, out));
+            side.run(Kernel::ScatterAdd { source, indices, wrap: true, alpha: 2.0, order, out });
             vec![gathered, added]
         });
     }
@@ -194,7 +205,8 @@ fn indices_out_of_range() {
             let out = side.copy_of(0);
             let to = indexed(&out, 0, &[2, 4]);
             let (source, indices) = (side.input(2), &[side.input(1)][..]);
-            let error = side.error(Kernel::ScatterAdd { source, indices, wrap, alpha: 1.0, out: &to });
+            let order = &order(&to, meeting(source, indices, &to));
+            let error = side.error(Kernel::ScatterAdd { source, indices, wrap, alpha: 1.0, order, out: &to });
             assert_eq!(out.to_bytes().unwrap(), side.input(0).to_bytes().unwrap());
             error
         });

@@ -1,7 +1,7 @@
 //! What core checks of every kernel before a backend runs it. Kernels are called by safe code, an op defined outside this
 //! crate among it, and backends work on raw memory: nothing that could make them leave an operand gets past this file.
 
-use super::{AttentionSpec, CrossEntropySpec, Kernel, LossReduction, Segments, Window};
+use super::{AttentionSpec, CrossEntropySpec, Kernel, LossReduction, Segments, Window, meeting};
 use crate::device::{Device, Lock, same_device};
 use crate::layout::{padded, reach};
 use crate::{DType, Error, Result, Tensor};
@@ -152,8 +152,8 @@ impl<'a> Kernel<'a> {
                 all.extend(indices.iter().map(|index| of_indices(index)));
                 all
             }
-            Kernel::ScatterAdd { source, indices, out, .. } => {
-                let mut all = operands![source: Read Float, out: WriteRepeated Float];
+            Kernel::ScatterAdd { source, indices, order, out, .. } => {
+                let mut all = operands![source: Read Float, order: Write Exactly(DType::I64), out: WriteRepeated Float];
                 all.extend(indices.iter().map(|index| of_indices(index)));
                 all
             }
@@ -170,7 +170,9 @@ impl<'a> Kernel<'a> {
                 dbias: Write Float,
             ],
             Kernel::Embedding { table, ids, out } => operands![table: Read Float, ids: Read Index, out: Write Float],
-            Kernel::EmbeddingGrad { ids, g, out } => operands![ids: Read Index, g: Read Float, out: Write Float],
+            Kernel::EmbeddingGrad { ids, g, order, out } => {
+                operands![ids: Read Index, g: Read Float, order: Write Exactly(DType::I64), out: Write Float]
+            }
             Kernel::Loss { x, target, weight, out, .. } => {
                 operands![x: Read Float, target: Read Float, weight: Read Float, out: Write Float]
             }
@@ -577,7 +579,10 @@ impl<'a> Check<'a> {
                 self.alike()
             }
             Kernel::Gather { x, indices, out, .. } => self.indices(indices, x, out),
-            Kernel::ScatterAdd { source, indices, out, .. } => self.indices(indices, out, source),
+            Kernel::ScatterAdd { source, indices, order, out, .. } => {
+                self.indices(indices, out, source)?;
+                self.shape("order", order, &[meeting(source, indices, out)])
+            }
             Kernel::LayerNorm { x, weight, bias, out, mean, rstd, .. } => {
                 self.shape("out", out, x.shape())?;
                 self.a_column("weight", weight, x)?;
@@ -603,8 +608,9 @@ impl<'a> Check<'a> {
                 self.rank("table", table, 2)?;
                 self.joined("out", out, ids.shape(), &table.shape()[1..])
             }
-            Kernel::EmbeddingGrad { ids, g, out } => {
+            Kernel::EmbeddingGrad { ids, g, order, out } => {
                 self.rank("out", out, 2)?;
+                self.shape("order", order, &[ids.len()])?;
                 self.joined("g", g, ids.shape(), &out.shape()[1..])
             }
             Kernel::CrossEntropy { logits, target, weight, spec, loss, lse } => {

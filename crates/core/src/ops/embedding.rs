@@ -1,5 +1,5 @@
-//! Embedding: y[.., :] = table[ids[..], :]. The gradient of the table is the sum of g's rows by id, added in the order of
-//! the ids, so it is the same on every run; the padding's row gets none.
+//! Embedding: y[.., :] = table[ids[..], :]. The gradient of the table is the sum of g's rows by id: the ids are put
+//! in order, in a workspace, and each id's rows are summed in f64 and rounded once; the padding's row gets none.
 
 use super::index::Gathered;
 use super::*;
@@ -50,14 +50,15 @@ impl Rule for Embedding {
         let sum = cx.sum(0)?;
         let padding = self.padding.map(|row| sum.tensor.narrow(0, row, 1)).transpose()?;
         if sum.is_new {
-            exec.run(Kernel::EmbeddingGrad { ids: &ids, g: &g, out: &sum.tensor })?;
+            let order = exec.workspace(&[ids.len()], DType::I64)?;
+            exec.run(Kernel::EmbeddingGrad { ids: &ids, g: &g, order: &order, out: &sum.tensor })?;
             return padding.map_or(Ok(()), |row| exec.run(Kernel::Fill { value: 0.0, out: &row }));
         }
         // What other uses of the table have added to the padding's row stays.
         let others = padding.as_ref().map(|row| row.copy(Kind::Workspace)).transpose()?;
         let rows = Gathered { dims: smallvec![0], at: 0 };
         let (view, ids) = rows.operands(&sum.tensor, &[ids])?;
-        exec.run(Kernel::ScatterAdd { source: &g, indices: &[&ids[0]], wrap: false, alpha: 1.0, out: &view })?;
+        exec.scatter_add(&g, &[&ids[0]], false, 1.0, &view)?;
         match (padding, others) {
             (Some(row), Some(others)) => exec.run(Kernel::Copy { x: &others, out: &row }),
             _ => Ok(()),

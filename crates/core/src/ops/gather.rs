@@ -4,8 +4,8 @@
 //! Of the ops with an index, `take_along_dim` and [`Var::index`] let -n..0 count from the end, as PyTorch's do; `gather`,
 //! `index_select`, `scatter_add`, `index_add` and `embedding` refuse them, as PyTorch's do.
 //! scatter_add: y = x, then y[.., index[.., i, ..], ..] += alpha source[.., i, ..]; dx = g, and the source's gradient is
-//! alpha times g gathered at the index, 0 where the source reaches beyond the index. Whatever meets in one place is added
-//! in the order of the index, so it is the same on every run. Selecting and adding whole rows are the same ops with an
+//! alpha times g gathered at the index, 0 where the source reaches beyond the index. Whatever meets in one place is put
+//! together first, in a workspace, and summed in f64 and rounded once, in the order of the index: the same on every run. Selecting and adding whole rows are the same ops with an
 //! index that repeats (stride 0) in the other dimensions.
 
 use super::*;
@@ -49,7 +49,7 @@ fn add_at(
         source = source.narrow(d, 0, index.shape()[d])?;
     }
     let out = indexed(&out, dim, index.shape())?;
-    exec.run(Kernel::ScatterAdd { source: &source, indices: &[&index], wrap, alpha, out: &out })
+    exec.scatter_add(&source, &[&index], wrap, alpha, &out)
 }
 
 /// out = x gathered at the index.

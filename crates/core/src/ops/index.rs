@@ -85,7 +85,7 @@ impl Rule for Gathered {
             (0..self.dims.len()).map(|i| cx.saved(Slot::In(1 + i))).collect::<Result<_>>()?;
         let (view, indices) = self.operands(&cx.sum(0)?.zeroed(&exec)?, &indices)?;
         let indices: SmallVec<[&Tensor; 4]> = indices.iter().collect();
-        exec.run(Kernel::ScatterAdd { source: &g, indices: &indices, wrap: true, alpha: 1.0, out: &view })
+        exec.scatter_add(&g, &indices, true, 1.0, &view)
     }
 
     fn cost(&self, inputs: &[Spec], outputs: &[Output]) -> Cost {

@@ -234,6 +234,19 @@ impl<'a> Exec<'a> {
         Tensor::uninit(self.device, shape, dtype, Kind::Workspace)
     }
 
+    /// out += alpha source at the indices: [`Kernel::ScatterAdd`] with its workspace.
+    pub fn scatter_add(
+        &self,
+        source: &Tensor,
+        indices: &[&Tensor],
+        wrap: bool,
+        alpha: f64,
+        out: &Tensor,
+    ) -> Result<()> {
+        let order = &self.workspace(&[crate::kernel::meeting(source, indices, out)], DType::I64)?;
+        self.run(Kernel::ScatterAdd { source, indices, wrap, alpha, order, out })
+    }
+
     /// Where a kernel may write a result of x's shape that replaces x: x itself if nobody else holds it (the kernel
     /// must allow this in-place use), else a new tensor.
     pub fn replace(&self, x: &Tensor) -> Result<Tensor> {

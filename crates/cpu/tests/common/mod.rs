@@ -15,6 +15,12 @@ pub fn run(device: &Device, kernel: Kernel<'_>) {
     device.run(&kernel).unwrap();
 }
 
+/// The workspace of a scatter-add.
+pub fn order_of(source: &Tensor, indices: &[&Tensor], out: &Tensor) -> Tensor {
+    let len = retape_core::kernel::meeting(source, indices, out);
+    Tensor::uninit(source.device(), &[len], DType::I64, Kind::Workspace).unwrap()
+}
+
 /// Repeatable numbers in about [-2, 2].
 pub fn values(n: usize, seed: u64) -> Vec<f64> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
