@@ -1,5 +1,6 @@
 //! Shared helpers of the whole-system tests.
 
+pub mod attention;
 pub mod choices;
 pub mod conformance;
 pub mod fuzz;
