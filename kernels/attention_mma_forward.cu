@@ -47,9 +47,7 @@ DEVICE void forward(const Attention& p) {
 
     const int warp_row = threadIdx.x / 32 * MMA_ROWS * M;
     const auto query = [&](int m, int half) { return i + warp_row + MMA_ROWS * m + fragment_row(half); };
-    // With a mask, products become scores before the maximum is taken, else as they are used: the scale is positive.
     const float scale = float(p.scale);
-    const auto score = [&](float x) { return MASKED ? x : scaled(x, scale); };
     Fragment<D / MMA_COLUMNS> o[M];
     float maximum[M][2], sum[M][2];
 #pragma unroll
@@ -67,6 +65,12 @@ DEVICE void forward(const Attention& p) {
 #pragma unroll
         for (int m = 0; m < M; m++) w[m].clear();
         add_scores(w, q_tile, warp_row, k_tile(step));
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) w[m].x[n][e] = scaled(w[m].x[n][e], scale);
         if (MASKED) {
 #pragma unroll
             for (int m = 0; m < M; m++)
@@ -79,7 +83,7 @@ DEVICE void forward(const Attention& p) {
                         for (int e = 2 * half; e < 2 * half + 2; e++) {
                             const int key = j + fragment_column(n, e);
                             const bool seen = s.sees(query(m, half), key);
-                            w[m].x[n][e] = seen ? row.masked(scaled(w[m].x[n][e], scale), key) : -INFINITY;
+                            w[m].x[n][e] = seen ? row.masked(w[m].x[n][e], key) : -INFINITY;
                         }
                 }
         } else if (!s.sees_all(i, QUERIES, j, KEYS)) {
@@ -105,7 +109,7 @@ DEVICE void forward(const Attention& p) {
 #pragma unroll
                 for (int n = 0; n < N; n++)
                     largest = fmaxf(largest, fmaxf(w[m].x[n][2 * half], w[m].x[n][2 * half + 1]));
-                largest = fmaxf(maximum[m][half], score(row_max(largest)));
+                largest = fmaxf(maximum[m][half], row_max(largest));
                 const float base = fmaxf(largest, LEAST);
                 const float shrink = exp2_approx((maximum[m][half] - base) * LOG2_E);
                 maximum[m][half] = largest;
@@ -114,7 +118,7 @@ DEVICE void forward(const Attention& p) {
                 for (int n = 0; n < N; n++)
 #pragma unroll
                     for (int e = 2 * half; e < 2 * half + 2; e++) {
-                        const float weight = exp2_approx((score(w[m].x[n][e]) - base) * LOG2_E);
+                        const float weight = exp2_approx((w[m].x[n][e] - base) * LOG2_E);
                         w[m].x[n][e] = weight;
                         total += weight;
                     }

@@ -234,8 +234,8 @@ fn expected(op: &Attention, inputs: &[Tensor], g: &[f64], poison: &Poison) -> Ve
     let ([batch, tq, heads, size], [_, tk, kv_heads, v_size]) = (shape(0), shape(2));
     let dtype = inputs[0].dtype();
     let round = |x: f64| if dtype == DType::F64 { x } else { x as f32 as f64 };
-    // The least weight that 16 bits of f16 hold: one below is lost on tensor cores.
-    let least = if dtype == DType::F16 { 2f64.powi(-24) } else { 0.0 };
+    // f16 holds no number below 2^-24, of the output or, on tensor cores, of a weight; here divided by the tolerance.
+    let least = if dtype == DType::F16 { 2f64.powi(-15) } else { 0.0 };
     let values: Vec<Vec<f64>> = inputs.iter().map(numbers).collect();
     let (q, k, v) = (&values[0], &values[1], &values[2]);
     let mask = inputs.get(3).map(|t| (t.dtype() == DType::Bool, shape(3), &values[3]));
@@ -315,6 +315,7 @@ fn expected(op: &Attention, inputs: &[Tensor], g: &[f64], poison: &Poison) -> Ve
                     delta.0 += kept(j) * p * dot(&gradient, &value);
                     delta.1 += kept(j) * p * magnitude(&gradient, &value);
                 }
+                delta.1 += least * gradient.iter().map(|g| g.abs()).sum::<f64>();
                 for &(j, s) in &seen {
                     let (p, z, key) = ((s - most).exp() / total, kept(j), row(k, k_at(j), size));
                     let value = row(v, k_at(j), v_size);

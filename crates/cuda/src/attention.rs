@@ -182,10 +182,7 @@ impl<'a> Call<'a> {
         };
         let size = q.shape()[3].max(v.shape()[3]);
         let padded = [32, 64, 128, 256].into_iter().find(|&padded| size <= padded)?;
-        // The others multiply -inf by the scale, and take the largest of unscaled products.
-        let scale = spec.scale as f32;
-        let extra = mask.is_some() || spec.dropout > 0.0 || !(scale.is_normal() && scale > 0.0);
-        self.uniform.then_some(Mma { dtype, padded, extra })
+        self.uniform.then_some(Mma { dtype, padded, extra: mask.is_some() || spec.dropout > 0.0 })
     }
 
     /// Launches an mma kernel that takes `tile` rows a block, of this many, unless the device lacks the shared memory.
@@ -235,7 +232,7 @@ struct Mma {
     dtype: &'static str,
     /// The head size that it has in shared memory.
     padded: usize,
-    /// Takes a mask, drops weights, or has a scale that isn't a positive number in f32.
+    /// Takes a mask or drops weights.
     extra: bool,
 }
 
