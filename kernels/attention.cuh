@@ -11,7 +11,8 @@ struct Attention {
     Tensor q, k, v;           // [batch, time, heads, head size]; k and v have a time and heads of their own, v a size
     Tensor mask;              // absent, or [batch, heads, Tq, Tk]: added to the scores, or bool
     Tensor out, g;            // [batch, Tq, heads, size of v]
-    Tensor lse, delta;        // [batch, heads, Tq]; natural logarithm, -inf where a row sees nothing
+    Tensor stats;             // [batch, heads, Tq, 2]: see `Statistics`
+    Tensor delta;             // [batch, heads, Tq]
     Tensor dq, dk, dv;        // as q, k, v
     Tensor dmask;             // [batch or 1, heads or 1, Tq or 1, Tk]
     // Null, or where sequences begin in tensors of batch 1, and behind the last one where it ends: [sequences + 1].
@@ -23,7 +24,7 @@ struct Attention {
     RandomStream stream;
     uint64_t threshold;       // a weight is dropped where its word is below this
     double scale, keep;       // keep: 1 / (1 - p)
-    int64_t window;           // -1: none
+    int64_t window;           // -1: none; else below the number of keys
     int32_t causal, drops;
     int32_t aligned;          // bits of ALIGNED_*: whose rows can be copied 16 bytes at a time
 };
@@ -108,12 +109,13 @@ struct Row {
         element = (uint64_t(s.batch) * p.q.shape[2] + head) * p.q.shape[1] + time;
         element *= uint64_t(p.k.shape[1]);
     }
-    // A scaled score by the user's mask.
+    // A scaled score by the user's mask; what this hides is -inf whatever the score.
     DEVICE C masked(C score, int j) const {
         if (!p.mask.present()) return score;
         const int64_t at = mask + (first_k + j) * p.mask.strides[3];
         if (p.mask.dtype == BOOL) return p.mask.data[at] ? score : -C(INFINITY);
-        return score + load<C>(p.mask, at);
+        const C added = load<C>(p.mask, at);
+        return added == -C(INFINITY) ? added : score + added;
     }
     // What dropout multiplies a weight by.
     DEVICE C kept(int j) const {
@@ -122,6 +124,34 @@ struct Row {
     }
 };
 
+// A product scaled, rounded by itself. (Fused with the subtraction of the largest score, it would differ from it by what
+// rounding left of that one, which where scores are large is more than 1.)
+DEVICE float scaled(float product, float scale) { return __fmul_rn(product, scale); }
+DEVICE double scaled(double product, double scale) { return __dmul_rn(product, scale); }
+
+// Of a row of scores: the largest, and ln of the sum of exp(score - largest); -inf and 0 of one that sees nothing. Weights are
+// exp((score - largest) - log_sum). All passes make a score's product in the same order of the head size, so that it has the
+// same bits in each.
+template <class C>
+struct Statistics {
+    C largest, log_sum;
+};
+
 DEVICE int64_t statistic_at(const Tensor& t, const Sequence& s, int64_t head, int i) {
     return s.batch * t.strides[0] + head * t.strides[1] + (s.first_q + i) * t.strides[2];
+}
+
+template <class C>
+DEVICE void store_statistics(const Attention& p, const Sequence& s, int64_t head, int i, const Statistics<C>& x) {
+    const int64_t at = statistic_at(p.stats, s, head, i);
+    store(p.stats, at, x.largest);
+    store(p.stats, at + p.stats.strides[3], x.log_sum);
+}
+// Those of query i. Where it sees nothing, or isn't of the sequence, the largest is +inf: all weights are 0 then.
+template <class C>
+DEVICE Statistics<C> load_statistics(const Attention& p, const Sequence& s, int64_t head, int i) {
+    if (i < 0 || i >= s.queries) return {C(INFINITY), C(0)};
+    const int64_t at = statistic_at(p.stats, s, head, i);
+    const C largest = load<C>(p.stats, at);
+    return {largest == -C(INFINITY) ? C(INFINITY) : largest, load<C>(p.stats, at + p.stats.strides[3])};
 }

@@ -11,15 +11,14 @@
 // warps are done with the step before, and starts the copies of the next step into the tiles just left.
 //
 // Numerics: products of 16-bit operands summed in f32; weights and score gradients are rounded to 16 bits once, as
-// operands of the second product. Exponentials have base 2, with log2(e) multiplied into the scale; the log-sum-exp is
-// natural outside. A kernel that takes a mask or dropout is its own instantiation, `_extra`, to keep these out of the
-// others' loops.
+// operands of the second product. Scores are natural ones; differences of them become exponents of base 2. A kernel that
+// takes a mask or dropout is its own instantiation, `_extra`, to keep these out of the others' loops.
 #pragma once
 #include "attention.cuh"
 
 constexpr int WARPS = 4, THREADS = 32 * WARPS;
 constexpr int MMA_ROWS = 16, MMA_COLUMNS = 8, MMA_DEPTH = 16, CHUNK = 8;
-constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
+constexpr float LOG2_E = 1.4426950408889634f;
 
 DEVICE void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bf16) { mma_bf16(d, a, b0, b1); }
 DEVICE void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, f16) { mma_f16(d, a, b0, b1); }
@@ -196,11 +195,13 @@ struct Place {
     }
 };
 
-// The natural log-sum-exp for exponents of base 2; +inf for rows that saw nothing, so that their weights are 0.
-DEVICE float lse_base2(float lse) { return lse == -INFINITY ? INFINITY : lse * LOG2_E; }
-// A weight by its masked score and its row's log-sum-exp, both in base 2. No weight is above 1, but where a mask such as -1e9
-// is all that a row sees, the two are rounded to numbers far enough apart for infinity. NaN stays.
-DEVICE float weight_base2(float score, float lse) {
-    const float exponent = score - lse;
-    return exp2_approx(exponent > 0.0f ? 0.0f : exponent);
+// The statistics of a row with its sum's logarithm in base 2.
+DEVICE Statistics<float> load_statistics_base2(const Attention& p, const Sequence& s, int64_t head, int i) {
+    const Statistics<float> x = load_statistics<float>(p, s, head, i);
+    return {x.largest, x.log_sum * LOG2_E};
+}
+// A weight by its score and its row's statistics, the logarithm in base 2. It is at most 1, should a product ever round
+// otherwise than forward's. A NaN among the row's scores is in its sum.
+DEVICE float weight_of(float score, float largest, float log_sum) {
+    return exp2_approx(fminf(score - largest, 0.0f) * LOG2_E - log_sum);
 }

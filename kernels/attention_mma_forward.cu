@@ -10,10 +10,10 @@
 // (one tile of queries, two each of keys and values); `_extra` kernels have M = 1. Sums, maxima and out stay in
 // registers, out goes through the queries' tile on its way to memory, whose rows each warp has for itself.
 //
-// The maximum is never clamped, and is kept as an exponent of base 2, rounded: from step to step it is compared and
-// subtracted as it is, so that what was gathered shrinks by exactly 1 where it stays. (max * factor - base, fused, would be
-// what rounding left of the base, and add up.) A row that has seen nothing yet has maximum -inf, and the least finite number
-// is subtracted in its place; NaN scores, which fmaxf passes over, reach out by the sum.
+// The maximum is never clamped, and is a score as it was rounded: from step to step it is compared and subtracted as it is,
+// so that what was gathered shrinks by exactly 1 where it stays, and the largest weight is 1. A row that has seen nothing yet
+// has maximum -inf, and the least finite number is subtracted in its place; NaN scores, which fmaxf passes over, reach out by
+// the sum.
 #include "attention_mma.cuh"
 
 constexpr float LEAST = -3.4028234663852886e38f;
@@ -47,8 +47,7 @@ DEVICE void forward(const Attention& p) {
 
     const int warp_row = threadIdx.x / 32 * MMA_ROWS * M;
     const auto query = [&](int m, int half) { return i + warp_row + MMA_ROWS * m + fragment_row(half); };
-    // With a mask, scores are brought to base 2 before the maximum is taken, else as part of the exponent.
-    const float scale = float(p.scale), factor = MASKED ? 1.0f : float(p.scale * double(LOG2_E));
+    const float scale = float(p.scale);
     Fragment<D / MMA_COLUMNS> o[M];
     float maximum[M][2], sum[M][2];
 #pragma unroll
@@ -66,6 +65,12 @@ DEVICE void forward(const Attention& p) {
 #pragma unroll
         for (int m = 0; m < M; m++) w[m].clear();
         add_scores(w, q_tile, warp_row, k_tile(step));
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) w[m].x[n][e] = scaled(w[m].x[n][e], scale);
         if (MASKED) {
 #pragma unroll
             for (int m = 0; m < M; m++)
@@ -78,7 +83,7 @@ DEVICE void forward(const Attention& p) {
                         for (int e = 2 * half; e < 2 * half + 2; e++) {
                             const int key = j + fragment_column(n, e);
                             const bool seen = s.sees(query(m, half), key);
-                            w[m].x[n][e] = seen ? row.masked(w[m].x[n][e] * scale, key) * LOG2_E : -INFINITY;
+                            w[m].x[n][e] = seen ? row.masked(w[m].x[n][e], key) : -INFINITY;
                         }
                 }
         } else if (!s.sees_all(i, QUERIES, j, KEYS)) {
@@ -104,16 +109,16 @@ DEVICE void forward(const Attention& p) {
 #pragma unroll
                 for (int n = 0; n < N; n++)
                     largest = fmaxf(largest, fmaxf(w[m].x[n][2 * half], w[m].x[n][2 * half + 1]));
-                largest = fmaxf(maximum[m][half], row_max(largest) * factor);
+                largest = fmaxf(maximum[m][half], row_max(largest));
                 const float base = fmaxf(largest, LEAST);
-                const float shrink = exp2_approx(maximum[m][half] - base);
+                const float shrink = exp2_approx((maximum[m][half] - base) * LOG2_E);
                 maximum[m][half] = largest;
                 float total = 0.0f;
 #pragma unroll
                 for (int n = 0; n < N; n++)
 #pragma unroll
                     for (int e = 2 * half; e < 2 * half + 2; e++) {
-                        const float weight = exp2_approx(w[m].x[n][e] * factor - base);
+                        const float weight = exp2_approx((w[m].x[n][e] - base) * LOG2_E);
                         w[m].x[n][e] = weight;
                         total += weight;
                     }
@@ -150,10 +155,8 @@ DEVICE void forward(const Attention& p) {
             const float total = row_sum(sum[m][half]);
             const bool seen = total != 0.0f;
             inverse[half] = seen ? 1.0f / total : 0.0f;
-            if (threadIdx.x % 4 == 0 && query(m, half) < s.queries) {
-                const float lse = seen ? maximum[m][half] * LN_2 + logf(total) : -INFINITY;
-                store(p.lse, statistic_at(p.lse, s, head, query(m, half)), lse);
-            }
+            if (threadIdx.x % 4 == 0 && query(m, half) < s.queries)
+                store_statistics<float>(p, s, head, query(m, half), {maximum[m][half], seen ? logf(total) : 0.0f});
         }
         o[m].lay(q_tile, warp_row + MMA_ROWS * m, inverse);
     }

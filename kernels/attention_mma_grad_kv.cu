@@ -6,12 +6,12 @@
 // dS^T q as they lie in registers.
 //
 //   head size   QUERIES, with mask or dropout   shared memory
-//   32          64       32                     25 KiB
-//   64          64       32                     49 KiB
+//   32          64       32                     26 KiB
+//   64          64       32                     50 KiB
 //   128         32       16                     65 KiB
 //   256         32       16                    129 KiB, dk and dv by a kernel each: both would not fit the registers
 //
-// (a tile each of keys and values, two each of queries and g, and two times lse and delta). A weight that dropout takes
+// (a tile each of keys and values, two each of queries and g, and two times stats and delta). A weight that dropout takes
 // is marked by its sign until both products are made: weights have none of their own.
 #include "attention_mma.cuh"
 
@@ -26,7 +26,8 @@ DEVICE void grad_kv(const Attention& p) {
     const auto q_tile = [&](int step) { return Tile<T, D>{v_tile.data + (KEYS + step % 2 * QUERIES) * D}; };
     const auto g_tile = [&](int step) { return Tile<T, D>{v_tile.data + (KEYS + (2 + step % 2) * QUERIES) * D}; };
     float* const statistics = reinterpret_cast<float*>(v_tile.data + (KEYS + 4 * QUERIES) * D);
-    const auto lse_of = [&](int step) { return statistics + step % 2 * 2 * QUERIES; };  // in base 2; delta lies behind
+    // The largest scores, then the sums' logarithms (in base 2), then delta.
+    const auto stats_of = [&](int step) { return statistics + step % 2 * 3 * QUERIES; };
 
     const Place place(p, p.k.shape[2]);
     const Sequence s(p, place.sequence);
@@ -47,9 +48,10 @@ DEVICE void grad_kv(const Attention& p) {
             if (threadIdx.x < QUERIES) {
                 const int query = i + int(threadIdx.x);
                 const bool inside = query < s.queries;  // else the weights are 0
-                float* const to = lse_of(step) + threadIdx.x;
-                to[0] = inside ? lse_base2(load<float>(p.lse, statistic_at(p.lse, s, head, query))) : INFINITY;
-                to[QUERIES] = inside ? load<float>(p.delta, statistic_at(p.delta, s, head, query)) : 0.0f;
+                const Statistics<float> stats = load_statistics_base2(p, s, head, query);
+                float* const to = stats_of(step) + threadIdx.x;
+                to[0] = stats.largest, to[QUERIES] = stats.log_sum;
+                to[2 * QUERIES] = inside ? load<float>(p.delta, statistic_at(p.delta, s, head, query)) : 0.0f;
             }
         }
         cp_async_commit();
@@ -59,7 +61,7 @@ DEVICE void grad_kv(const Attention& p) {
     fetch(0);
 
     const int warp_row = threadIdx.x / 32 * MMA_ROWS;
-    const float scale = float(p.scale), factor = float(p.scale * double(LOG2_E)), keep = float(p.keep);
+    const float scale = float(p.scale), keep = float(p.keep);
     Fragment<D / MMA_COLUMNS> dk[1], dv[1];
     dk[0].clear();
     dv[0].clear();
@@ -68,7 +70,7 @@ DEVICE void grad_kv(const Attention& p) {
         __syncthreads();
         fetch(step + 1);
         const int i = query_of(step);
-        const float *const lse = lse_of(step), *const delta = lse + QUERIES;
+        const float *const largest = stats_of(step), *const log_sum = largest + QUERIES, *const delta = log_sum + QUERIES;
         Fragment<N> w[1];
         w[0].clear();
         add_scores(w, k_tile, warp_row, q_tile(step));
@@ -82,13 +84,13 @@ DEVICE void grad_kv(const Attention& p) {
                 if (MASKED) {
                     if (s.sees(query, key)) {
                         const Row<float> row(p, s, head_of(step), query);
-                        x = weight_base2(row.masked(x * scale, key) * LOG2_E, lse[column]);
+                        x = weight_of(row.masked(scaled(x, scale), key), largest[column], log_sum[column]);
                         if (p.drops && row.kept(key) == 0.0f) x = -x;
                     } else {
                         x = 0.0f;
                     }
                 } else {
-                    x = exp2_approx(x * factor - lse[column]);
+                    x = weight_of(scaled(x, scale), largest[column], log_sum[column]);
                     if (edge && (key < s.first_key(query) || key >= s.end_key(query))) x = 0.0f;
                 }
             }

@@ -41,14 +41,15 @@ DEVICE void grad_q(const Attention& p) {
 
     const int warp_row = threadIdx.x / 32 * MMA_ROWS;
     const auto query = [&](int half) { return i + warp_row + fragment_row(half); };
-    float lse[2], delta[2];
+    Statistics<float> stats[2];
+    float delta[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const bool inside = query(half) < s.queries;  // else the weights are 0
-        lse[half] = inside ? lse_base2(load<float>(p.lse, statistic_at(p.lse, s, head, query(half)))) : INFINITY;
+        stats[half] = load_statistics_base2(p, s, head, query(half));
         delta[half] = inside ? load<float>(p.delta, statistic_at(p.delta, s, head, query(half))) : 0.0f;
     }
-    const float scale = float(p.scale), factor = float(p.scale * double(LOG2_E));
+    const float scale = float(p.scale);
     Fragment<D / MMA_COLUMNS> dq[1];
     dq[0].clear();
     for (int step = 0; step < steps; step++) {
@@ -71,16 +72,16 @@ DEVICE void grad_q(const Attention& p) {
 #pragma unroll
                 for (int e = 2 * half; e < 2 * half + 2; e++) {
                     const int key = j + fragment_column(n, e);
-                    float x = w[0].x[n][e], &dp = ds[0].x[n][e];
+                    float x = scaled(w[0].x[n][e], scale), &dp = ds[0].x[n][e];
                     if (MASKED) {
                         if (s.sees(query(half), key)) {
-                            x = weight_base2(row.masked(x * scale, key) * LOG2_E, lse[half]);
+                            x = weight_of(row.masked(x, key), stats[half].largest, stats[half].log_sum);
                             dp *= row.kept(key);
                         } else {
                             x = 0.0f;
                         }
                     } else {
-                        x = exp2_approx(x * factor - lse[half]);
+                        x = weight_of(x, stats[half].largest, stats[half].log_sum);
                         if (edge && (key < from || key >= to)) x = 0.0f;
                     }
                     dp = x * (dp - delta[half]);

@@ -197,7 +197,7 @@ DEVICE void forward(const Attention& p) {
 #pragma unroll
             for (int c = 0; c < CELLS; c++) {
                 const int key = j + cell(thread_x(), c);
-                w.x[r][c] = s.sees(query, key) ? row.masked(w.x[r][c] * C(p.scale), key) : -C(INFINITY);
+                w.x[r][c] = s.sees(query, key) ? row.masked(scaled(w.x[r][c], C(p.scale)), key) : -C(INFINITY);
                 largest = Larger()(largest, w.x[r][c]);
             }
             largest = side_fold(largest, Larger());
@@ -226,7 +226,7 @@ DEVICE void forward(const Attention& p) {
         const bool seen = sum[r] != 0;
         factor[r] = seen ? 1 / sum[r] : C(0);
         if (thread_x() == 0 && column == 0 && query < s.queries)
-            store(p.lse, statistic_at(p.lse, s, head, query), seen ? maximum[r] + logarithm(sum[r]) : -C(INFINITY));
+            store_statistics<C>(p, s, head, query, {maximum[r], seen ? logarithm(sum[r]) : C(0)});
     }
     write(o, factor, out, i, column);
 }
@@ -289,15 +289,16 @@ DEVICE void weights_of(const Attention& p, const Sequence& s, int64_t head, cons
         const int query = i + cell(thread_y(), r);
         const bool inside = query >= 0 && query < s.queries;
         const Row<C> row(p, s, head, query);
-        C lse = inside ? load<C>(p.lse, statistic_at(p.lse, s, head, query)) : C(0);
+        const Statistics<C> stats = load_statistics<C>(p, s, head, query);
         const C delta = inside ? load<C>(p.delta, statistic_at(p.delta, s, head, query)) : C(0);
-        if (lse == -C(INFINITY)) lse = C(INFINITY);  // a row that saw nothing: weights exp(s - inf) = 0
 #pragma unroll
         for (int c = 0; c < CELLS; c++) {
             const int key = j + cell(thread_x(), c);
             C weight = 0, grad = 0;
-            if (s.sees(query, key)) {
-                weight = exponential(row.masked(w.x[r][c] * C(p.scale), key) - lse);
+            const C score = s.sees(query, key) ? row.masked(scaled(w.x[r][c], C(p.scale)), key) : -C(INFINITY);
+            if (score != -C(INFINITY)) {
+                // At most 1, whatever made the statistics; a NaN among the row's scores is in its sum.
+                weight = exponential(min(score - stats.largest, C(0)) - stats.log_sum);
                 const C z = row.kept(key);
                 grad = weight * (z * ds.x[r][c] - delta);
                 weight *= z;

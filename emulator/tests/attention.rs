@@ -1,10 +1,15 @@
-//! Attention against the CPU in f64, on the same (rounded) inputs: forward, log-sum-exp, delta and all gradients.
+//! Attention against the CPU in f64, on the same (rounded) inputs: forward, statistics, delta and all gradients; and, where
+//! scores are large, against the definition.
 //!
 //! Tensors lie in storage full of NaN, in several layouts; outputs are NaN before, and what lies around them has to stay.
 
 use half::{bf16, f16};
 use retape_core::kernel::{AttentionSpec, RandomStream, Segments};
-use retape_core::{DType, Device, Kernel, Tensor};
+use retape_core::ops::{Op, Rule, attention::Attention};
+use retape_core::{DType, Device, Kernel, Tape, Tensor};
+use retape_tests::choices::Choices;
+use retape_tests::programs::Dice;
+use retape_tests::{floats, numbers, sample_tensor};
 
 /// Relative distances (of L2 norms) allowed to results of a dtype. Of 16 bits, the weights and score gradients are rounded
 /// as operands of the second product, and the results once: up to 2^-8 and 2^-11 each.
@@ -265,7 +270,9 @@ impl Case {
             let view = placed.base.view_as(&shape[1..]).unwrap().unwrap();
             Placed { view, ..placed }
         };
-        let (lse, delta) = (statistic(), statistic());
+        let shape = [self.batch, self.heads.0, self.times.0, 2];
+        let stats = Placed::new(device, dtype.computed_in(), shape, Layout::Plain, None);
+        let delta = statistic();
         let mask = self.mask(device, dtype);
         let scores = [self.batch, self.heads.0, self.times.0, self.times.1];
         let repeated = mask.map(|mask| mask.view.expand(&scores).unwrap());
@@ -282,22 +289,22 @@ impl Case {
         {
             let run = |kernel: Kernel<'_>| device.run(&kernel).unwrap();
             let [q, k, v, g] = [&q.view, &k.view, &v.view, &g.view];
-            let [out, lse, delta] = [&out.view, &lse.view, &delta.view];
+            let [out, stats, delta] = [&out.view, &stats.view, &delta.view];
             let [dq, dk, dv] = [&dq.view, &dk.view, &dv.view];
             let mask = repeated.as_ref();
-            run(Kernel::Attention { q, k, v, mask, segments, spec, out, lse });
+            run(Kernel::Attention { q, k, v, mask, segments, spec, out, stats });
             run(Kernel::AttentionDelta { o: out, g, delta });
             if !subtract {
                 run(Kernel::Fill { value: 0.0, out: delta });
             }
-            run(Kernel::AttentionGradKv { q, k, v, mask, segments, g, lse, delta, spec, dk, dv });
-            run(Kernel::AttentionGradQ { q, k, v, mask, segments, g, lse, delta, spec, dq });
+            run(Kernel::AttentionGradKv { q, k, v, mask, segments, g, stats, delta, spec, dk, dv });
+            run(Kernel::AttentionGradQ { q, k, v, mask, segments, g, stats, delta, spec, dq });
             if let Some(dmask) = &dmask {
                 let dmask = &dmask.view;
-                run(Kernel::AttentionGradMask { q, k, v, mask, segments, g, lse, delta, spec, dmask });
+                run(Kernel::AttentionGradMask { q, k, v, mask, segments, g, stats, delta, spec, dmask });
             }
         }
-        let mut outputs = vec![("out", out), ("lse", lse), ("delta", delta), ("dq", dq), ("dk", dk), ("dv", dv)];
+        let mut outputs = vec![("out", out), ("stats", stats), ("delta", delta), ("dq", dq), ("dk", dk), ("dv", dv)];
         outputs.extend(dmask.map(|dmask| ("dmask", dmask)));
         Results {
             values: outputs.iter().map(|(name, placed)| (*name, placed.read())).collect(),
@@ -323,7 +330,7 @@ impl Case {
         for (i, (name, x)) in ours.values.iter().enumerate() {
             let (mut y, size) = (theirs[i].1.clone(), &sizes[i].1);
             let (mut allowed, mut least) = (tolerance(self.dtype), 1e-6);
-            if matches!(*name, "lse" | "delta") {
+            if matches!(*name, "stats" | "delta") {
                 allowed = allowed.min(1e-5); // never of 16 bits
             }
             if *name == "delta" {
@@ -480,7 +487,7 @@ fn ragged() {
     }
 }
 
-/// Rows before all keys, and masks that hide all: zeros, -inf, and no gradient.
+/// Rows before all keys, and masks that hide all: zeros, statistics of nothing, and no gradient.
 #[test]
 fn rows_that_see_nothing() {
     let device = retape_cuda_emulator::device();
@@ -492,11 +499,12 @@ fn rows_that_see_nothing() {
             for (name, values) in &results.values {
                 let unseen = match *name {
                     "out" | "dq" => &values[..70 * size],
-                    "lse" | "delta" => &values[..70],
+                    "stats" => &values[..140],
+                    "delta" => &values[..70],
                     _ => continue,
                 };
-                let expected = if *name == "lse" { f64::NEG_INFINITY } else { 0.0 };
-                assert!(unseen.iter().all(|&x| x == expected), "{name} {dtype}");
+                let expected = |i: usize| if *name == "stats" && i % 2 == 0 { f64::NEG_INFINITY } else { 0.0 };
+                assert!(unseen.iter().enumerate().all(|(i, &x)| x == expected(i)), "{name} {dtype}");
             }
         }
         Case { dtype, times: (70, 0), sizes: (16, 16), ..PLAIN }.check(&device);
@@ -542,12 +550,12 @@ fn equal_scores_over_many_tiles() {
         let (q, k) = (make(16, &|i| 30.0 + i as f64 / 4.0), make(keys, &|_| 30.0));
         let v = make(keys, &|j| if j < keys / 2 { 1.0 } else { 0.0 });
         let out = make(16, &|_| f64::NAN);
-        let lse = Tensor::full(&device, &[1, 1, 16], dtype.computed_in(), f64::NAN).unwrap();
+        let stats = Tensor::full(&device, &[1, 1, 16, 2], dtype.computed_in(), f64::NAN).unwrap();
         let stream = RandomStream { seed: 0, counter: 0 };
         let scale = 1.0 / (size as f64).sqrt();
         let spec = AttentionSpec { scale, causal: false, window: None, dropout: 0.0, stream };
         let (mask, segments) = (None, None);
-        let kernel = Kernel::Attention { q: &q, k: &k, v: &v, mask, segments, spec, out: &out, lse: &lse };
+        let kernel = Kernel::Attention { q: &q, k: &k, v: &v, mask, segments, spec, out: &out, stats: &stats };
         device.run(&kernel).unwrap();
         for b in out.to_bytes().unwrap().chunks(dtype.size()) {
             let x = decode(dtype, b);
@@ -573,17 +581,17 @@ fn rows_hidden_by_large_numbers() {
             let mask: Vec<u8> =
                 (0..1600).flat_map(|i| encode(dtype, if i / 40 % 2 == 0 { 0.0 } else { hidden })).collect();
             let mask = Tensor::from_bytes(&device, &[1, 1, 40, 40], dtype, &mask).unwrap();
-            let [lse, delta] =
-                std::array::from_fn(|_| Tensor::full(&device, &[1, 1, 40], dtype.computed_in(), 0.0).unwrap());
+            let statistic = |shape: &[usize]| Tensor::full(&device, shape, dtype.computed_in(), 0.0).unwrap();
+            let (stats, delta) = (statistic(&[1, 1, 40, 2]), statistic(&[1, 1, 40]));
             let stream = RandomStream { seed: 0, counter: 0 };
             let spec = AttentionSpec { scale: 0.25, causal: false, window: None, dropout: 0.0, stream };
-            let (q, k, v, g, out, lse, delta) = (&q, &k, &v, &g, &out, &lse, &delta);
+            let (q, k, v, g, out, stats, delta) = (&q, &k, &v, &g, &out, &stats, &delta);
             let (mask, segments) = (Some(&mask), None);
             let run = |kernel: Kernel<'_>| device.run(&kernel).unwrap();
-            run(Kernel::Attention { q, k, v, mask, segments, spec, out, lse });
+            run(Kernel::Attention { q, k, v, mask, segments, spec, out, stats });
             run(Kernel::AttentionDelta { o: out, g, delta });
-            run(Kernel::AttentionGradKv { q, k, v, mask, segments, g, lse, delta, spec, dk: &dk, dv: &dv });
-            run(Kernel::AttentionGradQ { q, k, v, mask, segments, g, lse, delta, spec, dq: &dq });
+            run(Kernel::AttentionGradKv { q, k, v, mask, segments, g, stats, delta, spec, dk: &dk, dv: &dv });
+            run(Kernel::AttentionGradQ { q, k, v, mask, segments, g, stats, delta, spec, dq: &dq });
             for (name, tensor) in [("out", out), ("dq", &dq), ("dk", &dk), ("dv", &dv)] {
                 let bytes = tensor.to_bytes().unwrap();
                 // No weight is above 1, and no number is above 2.
@@ -625,5 +633,53 @@ fn same_bits_each_time() {
         let first = case.run(&device, dtype, Layout::Plain, true);
         let second = case.run(&device, dtype, Layout::Plain, true);
         assert_eq!(first.bytes, second.bytes, "{dtype}");
+    }
+}
+
+/// The registry's samples: scores of 5e8, masks of -1e9 and the least number, windows at their extremes.
+#[test]
+fn samples_are_what_the_definition_says() {
+    let device = retape_cuda_emulator::device();
+    for (dtype, sample) in
+        DTYPES.into_iter().flat_map(|dtype| Attention::samples().into_iter().map(move |s| (dtype, s)))
+    {
+        let Op::Attention(op) = &sample.op else { unreachable!("a sample of attention") };
+        let inputs: Vec<Tensor> = sample.inputs.iter().map(|i| sample_tensor(&device, i, dtype)).collect();
+        retape_tests::attention::check_sample(&device, op, &inputs, sample.name);
+    }
+}
+
+/// Random specs, with large scores, masks that saturate, and sequences of NaN, infinities or large numbers in a ragged batch.
+#[test]
+fn random_specs_are_what_the_definition_says() {
+    let device = retape_cuda_emulator::device();
+    let mut dice = Dice::new(1);
+    for _ in 0..60 {
+        let case = retape_tests::attention::Case::random(&mut dice, true);
+        case.check(&device, DTYPES[Choices::throw(&mut dice, 4)]);
+    }
+}
+
+/// With g = 1, dv of all keys together is 1 for each query: weights that backward rebuilds have the sum that they had, however
+/// large the scores are from which rounding has taken what tells them apart.
+#[test]
+fn rebuilt_weights_sum_to_one() {
+    let device = retape_cuda_emulator::device();
+    for (queries, keys, size) in [(1, 130, 64), (65, 100, 32), (70, 1, 40), (33, 65, 128), (20, 20, 200)] {
+        for spread in [1.0, 1e2, 1e4, 3e5, 1e10] {
+            for dtype in DTYPES.into_iter().filter(|&dtype| dtype != DType::F16 || spread < 6e4) {
+                let tensor = |seed, t: usize, spread: f64| {
+                    floats(&device, &[1, t, 1, size], &numbers(seed, t * size, -spread, spread), dtype)
+                };
+                let tape = Tape::new(&device);
+                let [q, k, v] = [tensor(1, queries, spread), tensor(2, keys, 1.0), tensor(3, keys, 1.0)]
+                    .map(|t| tape.leaf(&t).unwrap());
+                let y = q.attention(&k, &v, 0.3, false, 0.0).unwrap();
+                let dv = tape.backward(&y.sum().unwrap()).unwrap().of(&v).unwrap().to_f64_vec().unwrap();
+                let sum: f64 = dv.chunks(size).map(|row| row[0]).sum();
+                let error = (sum / queries as f64 - 1.0).abs();
+                assert!(error < 5e-3, "{dtype} {queries} x {keys} x {size}, scores of {spread:e}: {sum}");
+            }
+        }
     }
 }

@@ -1,20 +1,21 @@
 //! Shared helpers of the whole-system tests.
 
 pub mod accumulation;
+pub mod attention;
 pub mod casts;
 pub mod choices;
 pub mod conformance;
 pub mod far;
 pub mod fuzz;
 pub mod gpt_curve;
-pub mod int8;
 pub mod grown;
+pub mod int8;
 pub mod layouts;
 pub mod patterns;
 pub mod programs;
 pub mod sessions;
-pub mod traced;
 pub mod sums;
+pub mod traced;
 pub mod variations;
 pub mod wrapped;
 

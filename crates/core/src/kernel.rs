@@ -271,7 +271,8 @@ pub struct AttentionSpec {
     pub scale: f64,
     /// Query i of Tq sees keys j <= i + Tk - Tq (aligned at the bottom right).
     pub causal: bool,
-    /// With `causal`, only the last so many of these keys: j > i + Tk - Tq - window.
+    /// With `causal`, only the last so many of these keys: j > i + Tk - Tq - window. Tk or more is no window; with 0 no
+    /// query sees anything.
     pub window: Option<usize>,
     /// Probability of dropping an attention weight; kept ones are divided by 1 - p. The bit of weight (b, h, i, j) is
     /// that of element ((b H + h) Tq + i) Tk + j of the stream: the same as dropout on the explicit weights.
@@ -489,9 +490,11 @@ pub enum Kernel<'a> {
     AvgPool { x: &'a Tensor, window: Window, divisor: PoolDivisor, out: &'a Tensor },
     /// The transpose of AvgPool.
     AvgPoolGrad { g: &'a Tensor, window: Window, divisor: PoolDivisor, out: &'a Tensor },
-    /// Tiled attention (Dao 2023): out = dropout(softmax(scale q k^T + mask)) v without holding the weights, and the
-    /// log-sum-exp of each row's scaled scores `[batch, heads, Tq]`. A row that sees nothing: out 0, lse -inf. The mask
-    /// `[batch, heads, Tq, Tk]` (repeated by stride 0) is added to the scaled scores, or, if it is bool, hides where false.
+    /// Tiled attention (Dao 2023): out = dropout(softmax(scale q k^T + mask)) v without holding the weights, and `stats`
+    /// `[batch, heads, Tq, 2]`: of each row's scores, m the largest and ln of the sum of exp(score - m). A row that sees
+    /// nothing: out 0, stats (-inf, 0). The mask `[batch, heads, Tq, Tk]` (repeated by stride 0) is added to the scaled
+    /// scores, or, if it is bool, hides where false; -inf in it hides, too. A hidden pair of a query and a key counts for
+    /// nothing, even where one of their rows isn't finite (CUDA: only beyond sequences and tensors, see docs/cuda.md).
     Attention {
         q: &'a Tensor,
         k: &'a Tensor,
@@ -500,7 +503,7 @@ pub enum Kernel<'a> {
         segments: Option<Segments<'a>>,
         spec: AttentionSpec,
         out: &'a Tensor,
-        lse: &'a Tensor,
+        stats: &'a Tensor,
     },
     /// delta `[batch, heads, Tq]` = sum over the head size of g o.
     AttentionDelta { o: &'a Tensor, g: &'a Tensor, delta: &'a Tensor },
@@ -512,7 +515,7 @@ pub enum Kernel<'a> {
         mask: Option<&'a Tensor>,
         segments: Option<Segments<'a>>,
         g: &'a Tensor,
-        lse: &'a Tensor,
+        stats: &'a Tensor,
         delta: &'a Tensor,
         spec: AttentionSpec,
         dk: &'a Tensor,
@@ -526,7 +529,7 @@ pub enum Kernel<'a> {
         mask: Option<&'a Tensor>,
         segments: Option<Segments<'a>>,
         g: &'a Tensor,
-        lse: &'a Tensor,
+        stats: &'a Tensor,
         delta: &'a Tensor,
         spec: AttentionSpec,
         dq: &'a Tensor,
@@ -539,7 +542,7 @@ pub enum Kernel<'a> {
         mask: Option<&'a Tensor>,
         segments: Option<Segments<'a>>,
         g: &'a Tensor,
-        lse: &'a Tensor,
+        stats: &'a Tensor,
         delta: &'a Tensor,
         spec: AttentionSpec,
         dmask: &'a Tensor,

@@ -175,16 +175,16 @@ impl Bench {
         };
         let (q, k, v) = (&part(0)?, &part(1)?, &part(2)?);
         let (out, g) = (&self.empty(&[b, t, h, d])?, &self.normal(&[b, t, h, d])?);
-        let (lse, delta) = (&self.empty(&[b, h, t])?, &self.empty(&[b, h, t])?);
+        let (stats, delta) = (&self.empty(&[b, h, t, 2])?, &self.empty(&[b, h, t])?);
         let [dq, dk, dv] = [&self.empty(&[b, t, h, d])?, &self.empty(&[b, t, h, d])?, &self.empty(&[b, t, h, d])?];
         let product = (b * h * t * t * d) as f64; // 2 FLOPs, half the tiles
         for dropout in [0.0, 0.1] {
             let spec = AttentionSpec { scale: 0.125, causal: true, window: None, dropout, stream: SEED };
-            let forward = Kernel::Attention { q, k, v, mask: None, segments: None, spec, out, lse };
-            let kv = Kernel::AttentionGradKv { q, k, v, mask: None, segments: None, g, lse, delta, spec, dk, dv };
+            let forward = Kernel::Attention { q, k, v, mask: None, segments: None, spec, out, stats };
+            let kv = Kernel::AttentionGradKv { q, k, v, mask: None, segments: None, g, stats, delta, spec, dk, dv };
             let (del, gq) = (
                 Kernel::AttentionDelta { o: out, g, delta },
-                Kernel::AttentionGradQ { q, k, v, mask: None, segments: None, g, lse, delta, spec, dq },
+                Kernel::AttentionGradQ { q, k, v, mask: None, segments: None, g, stats, delta, spec, dq },
             );
             let name = format!("attention {b}x{t} dropout {dropout}");
             self.time(&format!("{name} forward"), 2.0 * product, "GFLOP/s", &[forward])?;

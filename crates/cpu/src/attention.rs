@@ -1,12 +1,16 @@
 //! Tiled attention (Dao 2023), forward, and what its backward shares with it.
 //!
-//! With s_ij = scale q_i . k_j (masked to -inf), lse_i = ln sum_j exp(s_ij), p_ij = exp(s_ij - lse_i):
-//! out_i = sum_j p_ij v_j. Keys come in tiles; a row's running maximum m and sum l absorb each tile by
-//! l = l e^(m - m') + sum_j e^(s_ij - m'), and out likewise. The maximum is never clamped.
+//! With s_ij = scale q_i . k_j (masked to -inf), m_i = max_j s_ij, l_i = ln sum_j exp(s_ij - m_i) and
+//! p_ij = exp((s_ij - m_i) - l_i): out_i = sum_j p_ij v_j. Keys come in tiles; a row's running maximum m and sum z absorb each
+//! tile by z = z e^(m - m') + sum_j e^(s_ij - m'), and out likewise. The maximum is never clamped.
+//!
+//! Backward rebuilds p from scores that it makes again, and m and l. Where scores are large, their last places decide what a
+//! weight is; so all passes make them by [`scores`], which gives one pair the same bits in any tile.
 //!
 //! Tiles above the causal diagonal are never visited, only tiles on it are masked. Every tile's product is one small
 //! GEMM on the operands as they lie in memory (of 16 bits, on a widened copy of their tile), so nothing beyond a tensor's
-//! end is read and nothing is padded.
+//! end is read and nothing is padded. Pairs of a tile that aren't seen have weight 0, which would be NaN times a row that
+//! isn't finite: see [`Sight::product`].
 
 use crate::exec::Exec;
 use crate::gemm::{Matrix, product};
@@ -95,7 +99,9 @@ impl Mask<'_> {
     pub fn new((spec, segments): (AttentionSpec, Option<Segments<'_>>), queries: usize, keys: usize) -> Mask<'_> {
         let dropout = (spec.dropout > 0.0).then(|| (spec.stream, RandomStream::threshold(spec.dropout)));
         let keep = 1.0 / (1.0 - spec.dropout);
-        Mask { queries, keys, segments, causal: spec.causal, window: spec.window, dropout, keep }
+        // One that hides nothing is none, and sums with it don't wrap.
+        let window = spec.window.filter(|&window| window < keys);
+        Mask { queries, keys, segments, causal: spec.causal, window, dropout, keep }
     }
 
     /// The sequence that has time `t` by `bounds`, which are the segments' queries or keys; the only one without segments.
@@ -126,7 +132,7 @@ impl Mask<'_> {
     /// Behind the last query that sees key `j`.
     pub fn end_query(&self, j: usize) -> usize {
         let s = self.sequence(j, |segments| segments.keys);
-        let end = |w: usize| (j.saturating_add(w) + s.end_query).saturating_sub(s.end_key);
+        let end = |w: usize| (j + w + s.end_query).saturating_sub(s.end_key);
         self.window.map_or(s.end_query, |w| end(w).clamp(s.first_query, s.end_query))
     }
 
@@ -134,6 +140,11 @@ impl Mask<'_> {
     pub fn first_query(&self, j: usize) -> usize {
         let s = self.sequence(j, |segments| segments.keys);
         if self.causal { (j + s.end_query).saturating_sub(s.end_key).max(s.first_query) } else { s.first_query }
+    }
+
+    /// Whether `rows` queries from `i` all see all of `keys` keys from `j`.
+    fn sees_all(&self, (i, rows): (usize, usize), (j, keys): (usize, usize)) -> bool {
+        self.first_key(i + rows - 1) <= j && j + keys <= self.visible(i)
     }
 
     pub fn drops(&self) -> bool {
@@ -169,7 +180,16 @@ impl<T: Float> Bias<T> {
         }
     }
 
-    /// Masks a row of scores from key `j`.
+    /// Whether it hides key `j` from query `i`.
+    fn hides(&self, (b, h): (usize, usize), i: usize, j: usize) -> bool {
+        let at = |s: &[usize; 4]| b * s[0] + h * s[1] + i * s[2] + j * s[3];
+        match self {
+            Bias::Adds(span, strides) => span.get(at(strides)) == -T::INFINITY,
+            Bias::Hides(span, strides) => span.get(at(strides)) == 0,
+        }
+    }
+
+    /// Masks a row of scores from key `j`; what it hides is -inf whatever it was.
     #[inline(always)]
     pub fn apply(&self, scores: Span<T>, (b, h): (usize, usize), i: usize, j: usize) {
         let start = |s: &[usize; 4]| b * s[0] + h * s[1] + i * s[2] + j * s[3];
@@ -178,7 +198,7 @@ impl<T: Float> Bias<T> {
                 let mask = span.part(start(strides), scores.len(), strides[3]);
                 for c in (0..scores.len()).step_by(BLOCK) {
                     let (s, m) = (scores.load::<BLOCK>(c, T::ZERO), mask.load::<BLOCK>(c, T::ZERO));
-                    scores.store(c, lanes!(n => s[n] + m[n]));
+                    scores.store(c, lanes!(n => if m[n] == -T::INFINITY { m[n] } else { s[n] + m[n] }));
                 }
             }
             Bias::Hides(span, strides) => {
@@ -192,18 +212,131 @@ impl<T: Float> Bias<T> {
     }
 }
 
-/// out = dropout(softmax(scale q k^T + mask)) v, and lse.
+/// A tile of pairs of a query and a key of one head.
+#[derive(Clone, Copy)]
+pub(crate) struct Sight<'a, T> {
+    pub mask: &'a Mask<'a>,
+    pub bias: Option<&'a Bias<T>>,
+    /// Batch entry and query head.
+    pub head: (usize, usize),
+    /// The first query, and how many.
+    pub queries: (usize, usize),
+    /// The first key, and how many.
+    pub keys: (usize, usize),
+}
+
+impl<T: Float> Sight<'_, T> {
+    /// Whether query `r` of the tile sees its key `c`.
+    fn sees(&self, r: usize, c: usize) -> bool {
+        let (i, j) = (self.queries.0 + r, self.keys.0 + c);
+        let within = self.mask.first_key(i) <= j && j < self.mask.visible(i);
+        within && !self.bias.is_some_and(|bias| bias.hides(self.head, i, j))
+    }
+
+    /// out (+)= alpha weights rows, where the weights are the tile's (or its transpose), and 0 where a pair isn't seen. Such
+    /// a pair takes nothing of its row, whatever that holds. `spare` has room for the rows.
+    #[inline(always)]
+    pub fn product(
+        &self,
+        (out, accumulate): (Matrix<T>, bool),
+        (weights, transposed): (Matrix<T>, bool),
+        rows: Matrix<T>,
+        alpha: T,
+        spare: &mut [T],
+    ) {
+        let weights = if transposed { weights.t() } else { weights };
+        let mut finite = true;
+        if self.bias.is_some() || !self.mask.sees_all(self.queries, self.keys) {
+            for r in 0..rows.rows {
+                finite &= is_finite(rows.row(r));
+            }
+        }
+        if finite {
+            return product(out, accumulate, weights, rows, alpha);
+        }
+        let sees = |r: usize, c: usize| if transposed { self.sees(c, r) } else { self.sees(r, c) };
+        product_of_seen((out, accumulate), weights, rows, alpha, spare, &sees);
+    }
+}
+
+/// Whether no element is NaN or an infinity.
+#[inline(always)]
+#[allow(clippy::eq_op)]
+fn is_finite<T: Float>(row: Span<T>) -> bool {
+    let mut finite = true;
+    if row.is_plain() {
+        for &x in row.as_slice() {
+            finite &= x - x == T::ZERO;
+        }
+    } else {
+        for i in 0..row.len() {
+            finite &= row.get(i) - row.get(i) == T::ZERO;
+        }
+    }
+    finite
+}
+
+/// [`Sight::product`] where some rows aren't finite: these count as 0 in the product, and are added pair by pair.
+#[cold]
+#[inline(never)]
+fn product_of_seen<T: Float>(
+    (out, accumulate): (Matrix<T>, bool),
+    weights: Matrix<T>,
+    rows: Matrix<T>,
+    alpha: T,
+    spare: &mut [T],
+    sees: &dyn Fn(usize, usize) -> bool,
+) {
+    let finite = Matrix::over(spare, rows.rows, rows.cols, rows.cols);
+    for c in 0..rows.rows {
+        match is_finite(rows.row(c)) {
+            true => finite.row(c).copy_from(rows.row(c)),
+            false => finite.row(c).fill(T::ZERO),
+        }
+    }
+    product(out, accumulate, weights, finite, alpha);
+    for c in (0..rows.rows).filter(|&c| !is_finite(rows.row(c))) {
+        for r in (0..out.rows).filter(|&r| sees(r, c)) {
+            let (sum, row, weight) = (out.row(r), rows.row(c), alpha * weights.row(r).get(c));
+            (0..row.len()).for_each(|n| sum.set(n, sum.get(n) + weight * row.get(n)));
+        }
+    }
+}
+
+/// s = scale q k^T for a tile of queries and one of keys, in memory of at least 2 rows and 128 columns. A score has the same
+/// bits in whichever tile. faer adds in other orders where a product is a single row or column, of depth 1, or small and of a
+/// depth above 64: the first are made of that one twice, the second here, the last of each key many times.
+pub(crate) fn scores<T: Float>(s: Matrix<T>, q: Matrix<T>, k: Matrix<T>, scale: T) {
+    if q.cols == 1 {
+        for r in 0..s.rows {
+            (0..s.cols).for_each(|c| s.row(r).set(c, scale * (q.row(r).get(0) * k.row(c).get(0))));
+        }
+        return;
+    }
+    let twice = |m: Matrix<T>| if m.rows == 1 { Matrix { rows: 2, row_stride: 0, ..m } } else { m };
+    let (q, k) = (twice(q), twice(k));
+    if q.cols > 64 && q.rows * k.rows * q.cols <= 16 * 16 * 16 {
+        for c in 0..k.rows {
+            let key = Matrix { rows: 64, row_stride: 0, ..k.block((c, 1), (0, k.cols)) };
+            product(s.block((0, q.rows), (c, key.rows)), false, q, key.t(), scale);
+        }
+        return;
+    }
+    product(Matrix { rows: q.rows, cols: k.rows, ..s }, false, q, k.t(), scale);
+}
+
+/// out = dropout(softmax(scale q k^T + mask)) v, and stats.
 pub(crate) fn attention(
     exec: &Exec,
     (q, k, v): (&Tensor, &Tensor, &Tensor),
     bias: Option<&Tensor>,
     (spec, segments): (AttentionSpec, Option<Segments<'_>>),
     out: &Tensor,
-    lse: &Tensor,
+    stats: &Tensor,
 ) -> Result<()> {
     for_float!("attention", q.dtype(), T => {
         let [qs, ks, vs, outs] = [q, k, v, out].map(Heads::<T>::of);
-        let (mask, lses) = (Mask::new((spec, segments), qs.time, ks.time), Span::<T>::of(lse));
+        let (mask, stats) = (Mask::new((spec, segments), qs.time, ks.time), Rows::<T>::of(stats));
         let bias = bias.map(Bias::<T>::of);
         let blocks = qs.time.div_ceil(QUERIES);
         let heads = qs.batch * qs.heads;
@@ -214,13 +347,15 @@ pub(crate) fn attention(
             let from = block * QUERIES;
             let rows = QUERIES.min(qs.time - from);
             let copies = [qs.scratch(QUERIES), ks.scratch(KEYS), vs.scratch(KEYS)];
-            let mut scratch = exec.scratch::<T>(QUERIES * (KEYS + vs.size + 2) + copies[0] + copies[1] + copies[2]);
+            let len = QUERIES * (KEYS + vs.size + 2) + KEYS * vs.size + copies.iter().sum::<usize>();
+            let mut scratch = exec.scratch::<T>(len);
             let memory = scratch.memory();
                 let (q_memory, memory) = memory.split_at_mut(copies[0]);
                 let (k_memory, memory) = memory.split_at_mut(copies[1]);
                 let (v_memory, memory) = memory.split_at_mut(copies[2]);
                 let (s_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
                 let (o_memory, memory) = memory.split_at_mut(QUERIES * vs.size);
+                let (spare, memory) = memory.split_at_mut(KEYS * vs.size);
                 let (maximum, sum) = memory.split_at_mut(QUERIES);
                 maximum.fill(-T::INFINITY);
                 sum.fill(T::ZERO);
@@ -233,7 +368,7 @@ pub(crate) fn attention(
                     let keys = KEYS.min(end - j);
                     let s = Matrix::over(s_memory, rows, keys, KEYS);
                     let k_tile = ks.tile(b, kv_head, j, keys).widened(k_memory);
-                    product(s, false, q_tile, k_tile.t(), T::of(spec.scale));
+                    scores(s, q_tile, k_tile, T::of(spec.scale));
                     for i in 0..rows {
                         let scores = s.span.part(i * KEYS, KEYS, 1);
                         let visible = mask.visible(from + i).saturating_sub(j).min(keys);
@@ -247,18 +382,22 @@ pub(crate) fn attention(
                             scale_row(o.span.part(i * vs.size, vs.size, 1), shrink);
                         }
                     }
-                    product(o, j > start, s, vs.tile(b, kv_head, j, keys).widened(v_memory), T::ONE);
+                    let v_tile = vs.tile(b, kv_head, j, keys).widened(v_memory);
+                    let (queries, keys) = ((from, rows), (j, keys));
+                    let sight = Sight { mask: &mask, bias: bias.as_ref(), head: (b, h), queries, keys };
+                    sight.product((o, j > start), (s, false), v_tile, T::ONE, spare);
                 }
                 for i in 0..rows {
-                    let seen = sum[i] != T::ZERO;
+                    let seen = maximum[i] != -T::INFINITY;
                     let (source, target) = (o.span.part(i * vs.size, vs.size, 1), outs.row(b, h, from + i));
                     let inverse = T::ONE / sum[i];
                     for c in (0..vs.size).step_by(BLOCK) {
                         let values = source.load::<BLOCK>(c, T::ZERO);
                         target.store(c, lanes!(n => if seen { values[n] * inverse } else { T::ZERO }));
                     }
-                    let row = (b * qs.heads + h) * qs.time + from + i;
-                    lses.set(row, if seen { maximum[i] + Float::ln(sum[i]) } else { -T::INFINITY });
+                    let stats = stats.row((b * qs.heads + h) * qs.time + from + i);
+                    stats.set(0, maximum[i]);
+                    stats.set(1, if seen { Float::ln(sum[i]) } else { T::ZERO });
                 }
         });
     });
@@ -341,4 +480,46 @@ pub(crate) fn attention_delta(exec: &Exec, o: &Tensor, g: &Tensor, delta: &Tenso
         });
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn same_bits<T: Float>() {
+        let (queries, keys) = (130, 300);
+        for size in [1, 2, 5, 16, 40, 64, 100, 128, 256, 600] {
+            let stream = RandomStream { seed: size as u64, counter: 0 };
+            let number = |i: usize| T::of(stream.word(i as u64) as f64 / 2f64.powi(31) - 1.0);
+            let mut memory: Vec<T> = (0..(queries + keys) * size).map(number).collect();
+            let (q_memory, k_memory) = memory.split_at_mut(queries * size);
+            for columns in [false, true] {
+                let lay = |memory: &mut [T], rows: usize| match columns {
+                    false => Matrix::over(memory, rows, size, size),
+                    true => Matrix::over(memory, size, rows, rows).t(),
+                };
+                let (q, k) = (lay(q_memory, queries), lay(k_memory, keys));
+                let (mut all, mut part) = (vec![T::ZERO; queries * keys], vec![T::ZERO; queries * keys]);
+                scores(Matrix::over(&mut all, queries, keys, keys), q, k, T::of(0.3));
+                for (i, rows) in [(0, 1), (7, 1), (3, 2), (0, 64), (64, 66), (129, 1), (0, 128), (5, 17)] {
+                    for (j, cols) in [(0, 1), (9, 1), (0, 256), (256, 44), (128, 128), (7, 3), (299, 1)] {
+                        let (q, k) = (q.block((i, rows), (0, size)), k.block((j, cols), (0, size)));
+                        scores(Matrix::over(&mut part, rows, cols, 256), q, k, T::of(0.3));
+                        for (r, c) in (0..rows).flat_map(|r| (0..cols).map(move |c| (r, c))) {
+                            let (one, other) = (part[r * 256 + c].wide(), all[(i + r) * keys + j + c].wide());
+                            let pair = (size, columns, (i, rows), (j, cols));
+                            assert_eq!(one.to_bits(), other.to_bits(), "{one} and {other} of {r}, {c} in {pair:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whatever else is in its tile: backward rebuilds weights from scores that it makes in tiles of other sizes.
+    #[test]
+    fn a_score_has_the_same_bits_in_every_tile() {
+        same_bits::<f32>();
+        same_bits::<f64>();
+    }
 }

@@ -1,4 +1,5 @@
-//! Backward of tiled attention, in two passes that each recompute the weights p_ij = exp(s_ij - lse_i).
+//! Backward of tiled attention, in two passes that each recompute the weights p_ij = exp((s_ij - m_i) - l_i), where stats are
+//! m_i, the largest score of the row, and l_i = ln sum_j exp(s_ij - m_i).
 //!
 //! With g the gradient of out, z_ij = kept_ij / (1 - p_drop) and delta_i = g_i . out_i:
 //! dv_j = sum_i z_ij p_ij g_i, dp_ij = z_ij g_i . v_j, ds_ij = p_ij (dp_ij - delta_i),
@@ -9,7 +10,7 @@
 //! One pass owns blocks of keys and gives dk and dv, the other owns blocks of queries and gives dq: every sum is made by
 //! one task in a fixed order.
 
-use crate::attention::{Bias, Heads, Mask, work};
+use crate::attention::{Bias, Heads, Mask, Sight, scores, work};
 use crate::exec::Exec;
 use crate::gemm::{Matrix, product};
 use crate::math::Float;
@@ -30,7 +31,7 @@ pub(crate) struct Saved<'a> {
     pub mask: Option<&'a Tensor>,
     pub segments: Option<Segments<'a>>,
     pub g: &'a Tensor,
-    pub lse: &'a Tensor,
+    pub stats: &'a Tensor,
     pub delta: &'a Tensor,
     pub spec: AttentionSpec,
 }
@@ -40,7 +41,8 @@ struct Pass<'a, T> {
     k: Heads<T>,
     v: Heads<T>,
     g: Heads<T>,
-    lse: Rows<T>,
+    /// One row for each query: its largest score, and ln of the sum of exponentials.
+    stats: Rows<T>,
     delta: Rows<T>,
     mask: Mask<'a>,
     bias: Option<Bias<T>>,
@@ -59,14 +61,23 @@ impl<'a, T: Float> Pass<'a, T> {
     fn of(saved: Saved<'a>) -> Pass<'a, T> {
         let [q, k, v, g] = [saved.q, saved.k, saved.v, saved.g].map(Heads::<T>::of);
         let mask = Mask::new((saved.spec, saved.segments), q.time, k.time);
-        let (lse, delta) = (Rows::of(saved.lse), Rows::of(saved.delta));
+        let (stats, delta) = (Rows::of(saved.stats), Rows::of(saved.delta));
         let bias = saved.mask.map(Bias::of);
-        Pass { q, k, v, g, lse, delta, mask, bias, scale: T::of(saved.spec.scale) }
+        Pass { q, k, v, g, stats, delta, mask, bias, scale: T::of(saved.spec.scale) }
     }
 
     /// Elements that the copies of a tile's operands take.
     fn scratch(&self) -> usize {
         self.q.scratch(QUERIES) + self.g.scratch(QUERIES) + self.k.scratch(KEYS) + self.v.scratch(KEYS)
+    }
+
+    /// Elements of a tile of any operand.
+    fn spare(&self) -> usize {
+        QUERIES.max(KEYS) * self.q.size.max(self.v.size)
+    }
+
+    fn sight(&self, head: (usize, usize), queries: (usize, usize), keys: (usize, usize)) -> Sight<'_, T> {
+        Sight { mask: &self.mask, bias: self.bias.as_ref(), head, queries, keys }
     }
 
     /// The operands of `rows` queries from `i` and `keys` keys from `j` of one head.
@@ -89,30 +100,32 @@ impl<'a, T: Float> Pass<'a, T> {
         }
     }
 
-    /// Fills `p` with z p and `ds` with ds for queries `i ..` and keys `j ..` of one head.
+    /// Fills `p` with z p and `ds` with ds for queries `i ..` and keys `j ..` of one head; both 0 where a pair isn't seen,
+    /// whatever its rows hold.
     #[inline(always)]
     fn weights(&self, (b, h): (usize, usize), i: usize, j: usize, tiles: &Tiles<T>, p: Matrix<T>, ds: Matrix<T>) {
         let (rows, keys) = (p.rows, p.cols);
-        product(p, false, tiles.q, tiles.k.t(), self.scale);
+        scores(p, tiles.q, tiles.k, self.scale);
         product(ds, false, tiles.g, tiles.v.t(), T::ONE);
         let index = b * self.q.heads + h;
-        let (lses, deltas) = (self.lse.row(index), self.delta.row(index));
+        let deltas = self.delta.row(index);
         let keep = T::of(self.mask.keep);
         for r in 0..rows {
             let (p, ds) = (p.span.part(r * KEYS, KEYS, 1), ds.span.part(r * KEYS, KEYS, 1));
             let visible = self.mask.visible(i + r).saturating_sub(j).min(keys);
-            let (lse, delta) = (lses.get(i + r), deltas.get(i + r));
+            let (stats, delta) = (self.stats.row(index * self.q.time + i + r), deltas.get(i + r));
+            let (maximum, log_sum) = (stats.get(0), stats.get(1));
             if let Some(bias) = &self.bias {
                 bias.apply(p.sub(0, visible), (b, h), i + r, j);
             }
             p.sub(0, self.mask.first_key(i + r).saturating_sub(j).min(visible)).fill(-T::INFINITY);
-            // A row that saw nothing has weights 0: exp(s - inf).
-            let lse = if lse == -T::INFINITY { T::INFINITY } else { lse };
             for c in (0..keys).step_by(BLOCK) {
                 let (s, dp) = (p.load::<BLOCK>(c, T::ZERO), ds.load::<BLOCK>(c, T::ZERO));
                 let (mut weights, mut grads) = ([T::ZERO; BLOCK], [T::ZERO; BLOCK]);
                 if c < visible {
-                    weights = lanes!(n => Float::exp(s[n] - lse));
+                    let below = lanes!(n => s[n] - maximum);
+                    // No score is above the largest, and no weight above 1, should a product have rounded otherwise than forward's.
+                    weights = lanes!(n => Float::exp((if below[n] > T::ZERO { T::ZERO } else { below[n] }) - log_sum));
                     if self.mask.drops() {
                         let kept = self.mask.kept(index * self.q.time + i + r, j + c);
                         for n in 0..BLOCK {
@@ -124,6 +137,11 @@ impl<'a, T: Float> Pass<'a, T> {
                         for n in 0..BLOCK {
                             grads[n] = weights[n] * (dp[n] - delta);
                         }
+                    }
+                    for n in 0..BLOCK {
+                        let seen = s[n] != -T::INFINITY;
+                        weights[n] = if seen { weights[n] } else { T::ZERO };
+                        grads[n] = if seen { grads[n] } else { T::ZERO };
                     }
                     if visible < c + BLOCK {
                         for n in 0..BLOCK {
@@ -161,11 +179,13 @@ pub(crate) fn attention_grad_kv(exec: &Exec, saved: Saved<'_>, dk: &Tensor, dv: 
             let (j, index) = (task / heads * KEYS, task % heads);
             let (b, kv_head) = (index / pass.k.heads, index % pass.k.heads);
             let keys = KEYS.min(pass.k.time - j);
-            let mut scratch = exec.scratch::<T>(pass.scratch() + 2 * QUERIES * KEYS + KEYS * (size + v_size));
+            let len = pass.scratch() + 2 * QUERIES * KEYS + pass.spare() + KEYS * (size + v_size);
+            let mut scratch = exec.scratch::<T>(len);
             let memory = scratch.memory();
                 let (copies, memory) = memory.split_at_mut(pass.scratch());
                 let (p_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
                 let (ds_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
+                let (spare, memory) = memory.split_at_mut(pass.spare());
                 memory.fill(T::ZERO);
                 let (dk_memory, dv_memory) = memory.split_at_mut(KEYS * size);
                 let (dk, dv) = (Matrix::over(dk_memory, keys, size, size), Matrix::over(dv_memory, keys, v_size, v_size));
@@ -178,8 +198,9 @@ pub(crate) fn attention_grad_kv(exec: &Exec, saved: Saved<'_>, dk: &Tensor, dv: 
                         let ds = Matrix::over(ds_memory, rows, keys, KEYS);
                         let tiles = pass.tiles((b, h), (i, rows), (j, keys), copies);
                         pass.weights((b, h), i, j, &tiles, p, ds);
-                        product(dv, true, p.t(), tiles.g, T::ONE);
-                        product(dk, true, ds.t(), tiles.q, pass.scale);
+                        let sight = pass.sight((b, h), (i, rows), (j, keys));
+                        sight.product((dv, true), (p, true), tiles.g, T::ONE, spare);
+                        sight.product((dk, true), (ds, true), tiles.q, pass.scale, spare);
                     }
                 }
                 write(dk, &dks, (b, kv_head), j);
@@ -198,11 +219,12 @@ pub(crate) fn attention_grad_q(exec: &Exec, saved: Saved<'_>, dq: &Tensor) -> Re
             let (i, index) = ((blocks - 1 - task / heads) * QUERIES, task % heads);
             let (b, h) = (index / pass.q.heads, index % pass.q.heads);
             let rows = QUERIES.min(pass.q.time - i);
-            let mut scratch = exec.scratch::<T>(pass.scratch() + 2 * QUERIES * KEYS + QUERIES * size);
+            let mut scratch = exec.scratch::<T>(pass.scratch() + 2 * QUERIES * KEYS + pass.spare() + QUERIES * size);
             let memory = scratch.memory();
                 let (copies, memory) = memory.split_at_mut(pass.scratch());
                 let (p_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
-                let (ds_memory, dq_memory) = memory.split_at_mut(QUERIES * KEYS);
+                let (ds_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
+                let (spare, dq_memory) = memory.split_at_mut(pass.spare());
                 dq_memory.fill(T::ZERO);
                 let dq = Matrix::over(dq_memory, rows, size, size);
                 let end = pass.mask.visible(i + rows - 1);
@@ -211,7 +233,8 @@ pub(crate) fn attention_grad_q(exec: &Exec, saved: Saved<'_>, dq: &Tensor) -> Re
                     let (p, ds) = (Matrix::over(p_memory, rows, keys, KEYS), Matrix::over(ds_memory, rows, keys, KEYS));
                     let tiles = pass.tiles((b, h), (i, rows), (j, keys), copies);
                     pass.weights((b, h), i, j, &tiles, p, ds);
-                    product(dq, true, ds, tiles.k, pass.scale);
+                    let sight = pass.sight((b, h), (i, rows), (j, keys));
+                    sight.product((dq, true), (ds, false), tiles.k, pass.scale, spare);
                 }
                 write(dq, &dqs, (b, h), i);
         });

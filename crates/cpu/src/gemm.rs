@@ -60,8 +60,13 @@ impl<T: Float> Matrix<T> {
 
     /// Copies a matrix of the same size.
     fn copy_from(self, source: Matrix<T>) {
-        let row = |m: &Matrix<T>, r: usize| m.span.part(m.start + r * m.row_stride, m.cols, m.col_stride);
-        (0..self.rows).for_each(|r| row(&self, r).copy_from(row(&source, r)));
+        (0..self.rows).for_each(|r| self.row(r).copy_from(source.row(r)));
+    }
+
+    /// Row `r`.
+    #[inline(always)]
+    pub fn row(self, r: usize) -> Span<T> {
+        self.span.part(self.start + r * self.row_stride, self.cols, self.col_stride)
     }
 
     fn checked(self) -> *mut T {

@@ -107,7 +107,7 @@ impl<T: Cell> Span<T> {
 
     /// True where elements are Ts side by side.
     #[inline(always)]
-    fn is_plain(self) -> bool {
+    pub fn is_plain(self) -> bool {
         self.step == 1
     }
 

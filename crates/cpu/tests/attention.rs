@@ -20,11 +20,11 @@ struct Case {
     dropout: f64,
 }
 
-/// out, lse, dq, dk, dv by the definition.
+/// out, stats, dq, dk, dv by the definition.
 fn reference(c: Case, q: &[f64], k: &[f64], v: &[f64], g: &[f64], spec: AttentionSpec) -> [Vec<f64>; 5] {
     let d = c.size;
     let mut out = vec![0.0; q.len()];
-    let mut lses = vec![f64::NEG_INFINITY; c.batch * c.heads * c.tq];
+    let mut stats = [f64::NEG_INFINITY, 0.0].repeat(c.batch * c.heads * c.tq);
     let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     for (b, h, i) in (0..c.batch).flat_map(|b| (0..c.heads).flat_map(move |h| (0..c.tq).map(move |i| (b, h, i)))) {
@@ -32,21 +32,21 @@ fn reference(c: Case, q: &[f64], k: &[f64], v: &[f64], g: &[f64], spec: Attentio
         let at_q = ((b * c.tq + i) * c.heads + h) * d;
         let at_k = |j: usize| ((b * c.tk + j) * c.kv_heads + kv) * d;
         let seen = if c.causal { (i + 1 + c.tk).saturating_sub(c.tq).min(c.tk) } else { c.tk };
-        let first = c.window.map_or(0, |w| (i + 1 + c.tk).saturating_sub(c.tq + w));
+        let first = c.window.map_or(0, |w| (i + 1 + c.tk).saturating_sub(c.tq).saturating_sub(w));
         let score = |j: usize| spec.scale * dot(&q[at_q..][..d], &k[at_k(j)..][..d]);
         let scores: Vec<f64> = (0..seen).map(|j| if j < first { f64::NEG_INFINITY } else { score(j) }).collect();
         let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let lse = max + scores.iter().map(|s| (s - max).exp()).sum::<f64>().ln();
-        if seen == 0 {
+        let log_sum = scores.iter().map(|s| (s - max).exp()).sum::<f64>().ln();
+        if seen == first.min(seen) {
             continue;
         }
         let row = (b * c.heads + h) * c.tq + i;
-        lses[row] = lse;
+        stats[2 * row..][..2].copy_from_slice(&[max, log_sum]);
         let z = |j: usize| {
             let word = spec.stream.word((row * c.tk + j) as u64) as u64;
             if word < RandomStream::threshold(spec.dropout) { 0.0 } else { 1.0 / (1.0 - spec.dropout) }
         };
-        let p: Vec<f64> = scores.iter().map(|s| (s - lse).exp()).collect();
+        let p: Vec<f64> = scores.iter().map(|s| (s - max - log_sum).exp()).collect();
         for j in 0..seen {
             (0..d).for_each(|x| out[at_q + x] += z(j) * p[j] * v[at_k(j) + x]);
         }
@@ -60,17 +60,18 @@ fn reference(c: Case, q: &[f64], k: &[f64], v: &[f64], g: &[f64], spec: Attentio
             }
         }
     }
-    [out, lses, dq, dk, dv]
+    [out, stats, dq, dk, dv]
 }
 
 /// The same by the kernels.
 fn computed(device: &Device, dtype: DType, c: Case, [q, k, v, g]: [&Tensor; 4], spec: AttentionSpec) -> [Tensor; 5] {
     let poison = |shape: &[usize]| poisoned(device, dtype, shape);
-    let (out, lse, delta) = (poison(q.shape()), poison(&[c.batch, c.heads, c.tq]), poison(&[c.batch, c.heads, c.tq]));
+    let statistic = [c.batch, c.heads, c.tq, 2];
+    let (out, stats, delta) = (poison(q.shape()), poison(&statistic), poison(&statistic[..3]));
     let (dq, dk, dv) = (poison(q.shape()), poison(k.shape()), poison(v.shape()));
-    run(device, Kernel::Attention { q, k, v, mask: None, segments: None, spec, out: &out, lse: &lse });
+    run(device, Kernel::Attention { q, k, v, mask: None, segments: None, spec, out: &out, stats: &stats });
     run(device, Kernel::AttentionDelta { o: &out, g, delta: &delta });
-    let (lse_in, delta_in) = (&lse, &delta);
+    let (stats_in, delta_in) = (&stats, &delta);
     run(
         device,
         Kernel::AttentionGradKv {
@@ -80,7 +81,7 @@ fn computed(device: &Device, dtype: DType, c: Case, [q, k, v, g]: [&Tensor; 4], 
             mask: None,
             segments: None,
             g,
-            lse: lse_in,
+            stats: stats_in,
             delta: delta_in,
             spec,
             dk: &dk,
@@ -89,9 +90,20 @@ fn computed(device: &Device, dtype: DType, c: Case, [q, k, v, g]: [&Tensor; 4], 
     );
     run(
         device,
-        Kernel::AttentionGradQ { q, k, v, mask: None, segments: None, g, lse: lse_in, delta: delta_in, spec, dq: &dq },
+        Kernel::AttentionGradQ {
+            q,
+            k,
+            v,
+            mask: None,
+            segments: None,
+            g,
+            stats: stats_in,
+            delta: delta_in,
+            spec,
+            dq: &dq,
+        },
     );
-    [out, lse, dq, dk, dv]
+    [out, stats, dq, dk, dv]
 }
 
 fn check(device: &Device, dtype: DType, c: Case, factor: f64) {
@@ -106,7 +118,7 @@ fn check(device: &Device, dtype: DType, c: Case, factor: f64) {
     let (qs, ks, vs, gs) = (all(&q_shape, &q), all(&k_shape, &k), all(&k_shape, &v), all(&q_shape, &g));
     for n in 0..3 {
         let got = computed(device, dtype, c, [&qs[n], &ks[n], &vs[(n + 2) % 3], &gs[(n + 1) % 3]], spec);
-        for (name, (got, want)) in ["out", "lse", "dq", "dk", "dv"].iter().zip(got.iter().zip(&want)) {
+        for (name, (got, want)) in ["out", "stats", "dq", "dk", "dv"].iter().zip(got.iter().zip(&want)) {
             close(&format!("{name} of {dtype} {c:?}, view {n}"), got, want, tolerance(dtype) * 20.0 * factor.max(1.0));
         }
     }
@@ -152,7 +164,7 @@ fn shared_heads_and_dropout() {
 fn sliding_windows() {
     let device = device(2);
     for (tq, tk) in [(9, 9), (300, 300), (130, 300), (300, 130)] {
-        for window in [1, 7, 64, 200, 1000] {
+        for window in [0, 1, 7, 64, 200, tk - 1, tk, 1000, usize::MAX] {
             check(&device, DType::F32, Case { tq, tk, window: Some(window), ..PLAIN }, 1.0);
         }
     }
@@ -166,10 +178,11 @@ fn very_negative_scores_still_sum_to_one() {
     for score in [-200.0, -1e5, 1e4] {
         let q = tensor(&device, DType::F32, &[1, 70, 1, 16], &vec![score / 16.0; 70 * 16]);
         let k = tensor(&device, DType::F32, &[1, 70, 1, 16], &ones);
-        let (out, lse) = (poisoned(&device, DType::F32, q.shape()), poisoned(&device, DType::F32, &[1, 1, 70]));
+        let (out, stats) = (poisoned(&device, DType::F32, q.shape()), poisoned(&device, DType::F32, &[1, 1, 70, 2]));
         let spec = AttentionSpec { scale: 1.0, causal: true, window: None, dropout: 0.0, stream: STREAM };
-        run(&device, Kernel::Attention { q: &q, k: &k, v: &k, mask: None, segments: None, spec, out: &out, lse: &lse });
-        close("out", &out, &ones, 1e-6);
+        let (q, k, out, stats) = (&q, &k, &out, &stats);
+        run(&device, Kernel::Attention { q, k, v: k, mask: None, segments: None, spec, out, stats });
+        close("out", out, &ones, 1e-6);
     }
     check(&device, DType::F64, PLAIN, 100.0);
 }

@@ -179,22 +179,21 @@ impl Bench {
         let bytes = batch * time * heads * size * 2;
         let operands = self.rotate(8 * bytes, || {
             let tensors = (0..8).map(|_| self.tensor(&shape, dtype)).collect::<Result<Vec<_>>>()?;
-            let statistics =
-                (0..2).map(|_| self.tensor(&[batch, heads, time], DType::F32)).collect::<Result<Vec<_>>>()?;
-            Ok((tensors, statistics))
+            let stats = self.tensor(&[batch, heads, time, 2], DType::F32)?;
+            Ok((tensors, [stats, self.tensor(&[batch, heads, time], DType::F32)?]))
         })?;
         let device = &self.device;
         let (mask, segments) = (None, None);
         let forward = self.time(&operands, |(t, s)| {
-            let (q, k, v, out, lse) = (&t[0], &t[1], &t[2], &t[3], &s[0]);
-            device.run(&Kernel::Attention { q, k, v, mask, segments, spec, out, lse })
+            let (q, k, v, out, stats) = (&t[0], &t[1], &t[2], &t[3], &s[0]);
+            device.run(&Kernel::Attention { q, k, v, mask, segments, spec, out, stats })
         })?;
         let backward = self.time(&operands, |(t, s)| {
             let (q, k, v, o, g, dq, dk, dv) = (&t[0], &t[1], &t[2], &t[3], &t[4], &t[5], &t[6], &t[7]);
-            let (lse, delta) = (&s[0], &s[1]);
+            let (stats, delta) = (&s[0], &s[1]);
             device.run(&Kernel::AttentionDelta { o, g, delta })?;
-            device.run(&Kernel::AttentionGradKv { q, k, v, mask, segments, g, lse, delta, spec, dk, dv })?;
-            device.run(&Kernel::AttentionGradQ { q, k, v, mask, segments, g, lse, delta, spec, dq })
+            device.run(&Kernel::AttentionGradKv { q, k, v, mask, segments, g, stats, delta, spec, dk, dv })?;
+            device.run(&Kernel::AttentionGradQ { q, k, v, mask, segments, g, stats, delta, spec, dq })
         })?;
         let flops = 4.0 * (batch * heads * size) as f64 * (time * time) as f64 * if causal { 0.5 } else { 1.0 };
         let label = format!("{batch}x{time}x{heads}x{size}{}", if causal { " causal" } else { "" });

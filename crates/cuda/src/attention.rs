@@ -20,7 +20,7 @@ struct Attention {
     mask: TensorArg,
     out: TensorArg,
     g: TensorArg,
-    lse: TensorArg,
+    stats: TensorArg,
     delta: TensorArg,
     dq: TensorArg,
     dk: TensorArg,
@@ -69,7 +69,7 @@ pub(crate) struct Operands<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Saved<'a> {
     pub g: &'a Tensor,
-    pub lse: &'a Tensor,
+    pub stats: &'a Tensor,
     pub delta: &'a Tensor,
 }
 
@@ -103,7 +103,7 @@ impl<'a> Call<'a> {
             mask: TensorArg::optional(gpu, name, mask)?,
             out: absent,
             g: absent,
-            lse: absent,
+            stats: absent,
             delta: absent,
             dq: absent,
             dk: absent,
@@ -118,7 +118,8 @@ impl<'a> Call<'a> {
             threshold: RandomStream::threshold(spec.dropout),
             scale: spec.scale,
             keep: 1.0 / (1.0 - spec.dropout),
-            window: spec.window.map_or(-1, |window| window.min(LONGEST) as i64),
+            // One that hides nothing is none.
+            window: spec.window.filter(|&window| window < k.shape()[1]).map_or(-1, |window| window as i64),
             causal: spec.causal.into(),
             drops: (spec.dropout > 0.0).into(),
             aligned: 0,
@@ -157,7 +158,7 @@ impl<'a> Call<'a> {
 
     fn saved(&mut self, saved: Saved<'_>) -> Result<()> {
         self.rows(3, saved.g, |p| &mut p.g)?;
-        self.parameters.lse = TensorArg::plain(self.gpu, self.name, saved.lse)?;
+        self.parameters.stats = TensorArg::plain(self.gpu, self.name, saved.stats)?;
         self.parameters.delta = TensorArg::plain(self.gpu, self.name, saved.delta)?;
         Ok(())
     }
@@ -181,10 +182,7 @@ impl<'a> Call<'a> {
         };
         let size = q.shape()[3].max(v.shape()[3]);
         let padded = [32, 64, 128, 256].into_iter().find(|&padded| size <= padded)?;
-        // The others multiply -inf by the factor of their exponents.
-        let factor = (spec.scale * std::f64::consts::LOG2_E) as f32;
-        let extra = mask.is_some() || spec.dropout > 0.0 || !(factor.is_normal() && factor > 0.0);
-        self.uniform.then_some(Mma { dtype, padded, extra })
+        self.uniform.then_some(Mma { dtype, padded, extra: mask.is_some() || spec.dropout > 0.0 })
     }
 
     /// Launches an mma kernel that takes `tile` rows a block, of this many, unless the device lacks the shared memory.
@@ -234,7 +232,7 @@ struct Mma {
     dtype: &'static str,
     /// The head size that it has in shared memory.
     padded: usize,
-    /// Takes a mask, drops weights, or has a scale that isn't a positive number in f32.
+    /// Takes a mask or drops weights.
     extra: bool,
 }
 
@@ -267,10 +265,10 @@ fn is_aligned(arg: &TensorArg) -> bool {
     arg.data.is_multiple_of(16) && rows && (arg.strides[3] == 1 || arg.shape[3] <= 1)
 }
 
-pub(crate) fn attention(gpu: &Gpu, operands: Operands<'_>, out: &Tensor, lse: &Tensor) -> Result<()> {
+pub(crate) fn attention(gpu: &Gpu, operands: Operands<'_>, out: &Tensor, stats: &Tensor) -> Result<()> {
     let mut call = Call::new(gpu, "attention", operands)?;
     call.rows(4, out, |p| &mut p.out)?;
-    call.parameters.lse = TensorArg::plain(gpu, call.name, lse)?;
+    call.parameters.stats = TensorArg::plain(gpu, call.name, stats)?;
     let heads = operands.q.shape()[2];
     if let Some(mma) = call.mma() {
         let (queries, keys) = mma.forward();
@@ -307,8 +305,8 @@ pub(crate) fn attention_grad_kv(
     let heads = operands.k.shape()[2];
     if let Some(mma) = call.mma() {
         let (queries, keys) = mma.grad_kv();
-        // Two times lse and delta besides.
-        let shared = mma.rows(2 * keys + 4 * queries) + 4 * queries * size_of::<f32>();
+        // Two times stats and delta besides.
+        let shared = mma.rows(2 * keys + 4 * queries) + 6 * queries * size_of::<f32>();
         let blocks = (call.longest_k(), keys, heads);
         // Where the results of both would not fit the registers, each has a kernel.
         let kernels: &[&str] =

@@ -127,22 +127,22 @@ unsafe impl Backend for Cuda {
             Kernel::LossGrad { f, by, x, target, weight, g, out } => {
                 pointwise_loss::loss_grad(gpu, f, by, (x, target, weight), g, out)
             }
-            Kernel::Attention { q, k, v, mask, segments, spec, out, lse } => {
+            Kernel::Attention { q, k, v, mask, segments, spec, out, stats } => {
                 let operands = attention::Operands { q, k, v, mask, spec, segments };
-                attention::attention(gpu, operands, out, lse)
+                attention::attention(gpu, operands, out, stats)
             }
             Kernel::AttentionDelta { o, g, delta } => attention::attention_delta(gpu, o, g, delta),
-            Kernel::AttentionGradKv { q, k, v, mask, segments, g, lse, delta, spec, dk, dv } => {
+            Kernel::AttentionGradKv { q, k, v, mask, segments, g, stats, delta, spec, dk, dv } => {
                 let operands = attention::Operands { q, k, v, mask, spec, segments };
-                attention::attention_grad_kv(gpu, operands, attention::Saved { g, lse, delta }, dk, dv)
+                attention::attention_grad_kv(gpu, operands, attention::Saved { g, stats, delta }, dk, dv)
             }
-            Kernel::AttentionGradQ { q, k, v, mask, segments, g, lse, delta, spec, dq } => {
+            Kernel::AttentionGradQ { q, k, v, mask, segments, g, stats, delta, spec, dq } => {
                 let operands = attention::Operands { q, k, v, mask, spec, segments };
-                attention::attention_grad_q(gpu, operands, attention::Saved { g, lse, delta }, dq)
+                attention::attention_grad_q(gpu, operands, attention::Saved { g, stats, delta }, dq)
             }
-            Kernel::AttentionGradMask { q, k, v, mask, segments, g, lse, delta, spec, dmask } => {
+            Kernel::AttentionGradMask { q, k, v, mask, segments, g, stats, delta, spec, dmask } => {
                 let operands = attention::Operands { q, k, v, mask, spec, segments };
-                attention::attention_grad_mask(gpu, operands, attention::Saved { g, lse, delta }, dmask)
+                attention::attention_grad_mask(gpu, operands, attention::Saved { g, stats, delta }, dmask)
             }
             Kernel::Reduce { f, x, out } => reduce::reduce(gpu, f, x, out),
             Kernel::ReduceGrad { f, x, y, g, out } => reduce::reduce_grad(gpu, f, (x, y), g, out),

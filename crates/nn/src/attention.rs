@@ -2,7 +2,7 @@
 //!
 //! `c_attn` packs q, k and v along the last dimension; they are split into views, never copied. The two forms compute
 //! the same function and draw the same dropout bits; they differ in what backward reads. The explicit one reads the
-//! weights `[B, H, T, T]`, the tiled one only q, k, v, its output and a log-sum-exp per row.
+//! weights `[B, H, T, T]`, the tiled one only q, k, v, its output and two numbers per row.
 
 use crate::{AttentionForm, Error, GptConfig, Initializer, Linear, Parameter, Result};
 use retape_core::Var;

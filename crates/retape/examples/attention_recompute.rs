@@ -1,4 +1,4 @@
-//! Two ways not to store attention's scores: a tiled kernel that computes them again inside (and stores a log-sum-exp per
+//! Two ways not to store attention's scores: a tiled kernel that computes them again inside (and stores two numbers per
 //! row), and marks that replay the ops of explicit attention. Time and bytes of one causal attention by length.
 //!
 //! `cargo run --release --example attention_recompute [LONGEST]`

@@ -203,22 +203,22 @@ impl<'a> Kernel<'a> {
             Kernel::MaxPoolGrad { index, g, out, .. } => operands![index: Read Index, g: Read Float, out: Write Float],
             Kernel::AvgPool { x, out, .. } => operands![x: Read Float, out: Write Float],
             Kernel::AvgPoolGrad { g, out, .. } => operands![g: Read Float, out: Write Float],
-            Kernel::Attention { q, k, v, mask, out, lse, .. } => operands![
+            Kernel::Attention { q, k, v, mask, out, stats, .. } => operands![
                 q: Read Float, k: Read Float, v: Read Float, mask: Read BoolOrFloat, out: Write Float,
-                lse: Write Statistic,
+                stats: Write Statistic,
             ],
             Kernel::AttentionDelta { o, g, delta } => operands![o: Read Float, g: Read Float, delta: Write Statistic],
-            Kernel::AttentionGradKv { q, k, v, mask, g, lse, delta, dk, dv, .. } => operands![
+            Kernel::AttentionGradKv { q, k, v, mask, g, stats, delta, dk, dv, .. } => operands![
                 q: Read Float, k: Read Float, v: Read Float, mask: Read BoolOrFloat, g: Read Float,
-                lse: Read Statistic, delta: Read Statistic, dk: Write Float, dv: Write Float,
+                stats: Read Statistic, delta: Read Statistic, dk: Write Float, dv: Write Float,
             ],
-            Kernel::AttentionGradQ { q, k, v, mask, g, lse, delta, dq, .. } => operands![
+            Kernel::AttentionGradQ { q, k, v, mask, g, stats, delta, dq, .. } => operands![
                 q: Read Float, k: Read Float, v: Read Float, mask: Read BoolOrFloat, g: Read Float,
-                lse: Read Statistic, delta: Read Statistic, dq: Write Float,
+                stats: Read Statistic, delta: Read Statistic, dq: Write Float,
             ],
-            Kernel::AttentionGradMask { q, k, v, mask, g, lse, delta, dmask, .. } => operands![
+            Kernel::AttentionGradMask { q, k, v, mask, g, stats, delta, dmask, .. } => operands![
                 q: Read Float, k: Read Float, v: Read Float, mask: Read BoolOrFloat, g: Read Float,
-                lse: Read Statistic, delta: Read Statistic, dmask: Write Float,
+                stats: Read Statistic, delta: Read Statistic, dmask: Write Float,
             ],
             Kernel::Quantize { x, q, scales, .. } => {
                 operands![x: Read Float, q: Write Exactly(DType::U8), scales: Write Exactly(DType::F32)]
@@ -386,9 +386,9 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Fails unless a tensor holds the statistic from which a row's weights are rebuilt.
-    fn row_statistic(&self, name: &str, tensor: &Tensor, rows: &[usize]) -> Result<()> {
-        self.shape(name, tensor, rows)
+    /// Fails unless a tensor holds the two numbers a row from which its weights are rebuilt.
+    fn row_stats(&self, stats: &Tensor, rows: &[usize]) -> Result<()> {
+        self.joined("stats", stats, rows, &[2])
     }
 
     /// Fails unless a tensor has one number for each element of x's rows.
@@ -510,7 +510,7 @@ impl<'a> Check<'a> {
     ) -> Result<()> {
         let rows = self.attention([q, k, v], mask, segments, spec)?;
         self.shape("g", g, &[rows[0], rows[2], rows[1], v.shape()[3]])?;
-        self.row_statistic("lse", statistic, &rows)?;
+        self.row_stats(statistic, &rows)?;
         self.shape("delta", delta, &rows)
     }
 
@@ -617,13 +617,13 @@ impl<'a> Check<'a> {
                 self.scores(logits, Some(target), weight)?;
                 self.loss("loss", loss, logits, spec)?;
                 let rows = &logits.shape()[..logits.rank() - 1];
-                lse.map_or(Ok(()), |lse| self.row_statistic("lse", lse, rows))
+                lse.map_or(Ok(()), |lse| self.shape("lse", lse, rows))
             }
             Kernel::CrossEntropyGrad { logits, target, weight, lse, g, spec, out } => {
                 self.scores(logits, Some(target), weight)?;
                 self.loss("g", g, logits, spec)?;
                 self.shape("out", out, logits.shape())?;
-                self.row_statistic("lse", lse, &logits.shape()[..logits.rank() - 1])
+                self.shape("lse", lse, &logits.shape()[..logits.rank() - 1])
             }
             Kernel::NllLossGrad { target, weight, g, spec, out } => {
                 self.scores(out, Some(target), weight)?;
@@ -633,14 +633,14 @@ impl<'a> Check<'a> {
                 self.scores(logits, None, weight)?;
                 self.loss("g", g, logits, spec)?;
                 self.shape("out", out, logits.shape())?;
-                self.row_statistic("lse", lse, &logits.shape()[..logits.rank() - 1])
+                self.shape("lse", lse, &logits.shape()[..logits.rank() - 1])
             }
             Kernel::CrossEntropyWeightGrad { logits, target, weight, lse, g, spec, out } => {
                 self.scores(logits, Some(target), Some(weight))?;
                 self.loss("g", g, logits, spec)?;
                 self.shape("out", out, weight.shape())?;
                 let rows = &logits.shape()[..logits.rank() - 1];
-                lse.map_or(Ok(()), |lse| self.row_statistic("lse", lse, rows))
+                lse.map_or(Ok(()), |lse| self.shape("lse", lse, rows))
             }
             Kernel::Im2col { x, ref window, out } => self.columns(window, x, out),
             Kernel::Col2im { cols, ref window, out } => {
@@ -657,27 +657,27 @@ impl<'a> Check<'a> {
             }
             Kernel::AvgPool { x, ref window, out, .. } => self.planes(window, x, out),
             Kernel::AvgPoolGrad { g, ref window, out, .. } => self.planes(window, out, g),
-            Kernel::Attention { q, k, v, mask, segments, spec, out, lse } => {
+            Kernel::Attention { q, k, v, mask, segments, spec, out, stats } => {
                 let rows = self.attention([q, k, v], mask, segments, spec)?;
                 self.shape("out", out, &[rows[0], rows[2], rows[1], v.shape()[3]])?;
-                self.row_statistic("lse", lse, &rows)
+                self.row_stats(stats, &rows)
             }
             Kernel::AttentionDelta { o, g, delta } => {
                 self.rank("o", o, 4)?;
                 self.shape("g", g, o.shape())?;
                 self.shape("delta", delta, &[o.shape()[0], o.shape()[2], o.shape()[1]])
             }
-            Kernel::AttentionGradKv { q, k, v, mask, segments, g, lse, delta, spec, dk, dv } => {
-                self.attention_grad([q, k, v], mask, segments, spec, [g, lse, delta])?;
+            Kernel::AttentionGradKv { q, k, v, mask, segments, g, stats, delta, spec, dk, dv } => {
+                self.attention_grad([q, k, v], mask, segments, spec, [g, stats, delta])?;
                 self.shape("dk", dk, k.shape())?;
                 self.shape("dv", dv, v.shape())
             }
-            Kernel::AttentionGradQ { q, k, v, mask, segments, g, lse, delta, spec, dq } => {
-                self.attention_grad([q, k, v], mask, segments, spec, [g, lse, delta])?;
+            Kernel::AttentionGradQ { q, k, v, mask, segments, g, stats, delta, spec, dq } => {
+                self.attention_grad([q, k, v], mask, segments, spec, [g, stats, delta])?;
                 self.shape("dq", dq, q.shape())
             }
-            Kernel::AttentionGradMask { q, k, v, mask, segments, g, lse, delta, spec, dmask } => {
-                self.attention_grad([q, k, v], mask, segments, spec, [g, lse, delta])?;
+            Kernel::AttentionGradMask { q, k, v, mask, segments, g, stats, delta, spec, dmask } => {
+                self.attention_grad([q, k, v], mask, segments, spec, [g, stats, delta])?;
                 let scores = [q.shape()[0], q.shape()[2], q.shape()[1], k.shape()[1]];
                 self.reduced("dmask", dmask, &scores)?;
                 self.must(dmask.shape()[3] == scores[3], || "`dmask` must have a number for each key".into())

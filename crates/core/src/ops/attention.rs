@@ -1,12 +1,13 @@
 //! Tiled attention (Dao, "FlashAttention-2", 2023): o = softmax(scale q k^T + mask) v without ever holding the weights.
 //!
-//! Forward keeps o and the log-sum-exp of each row's scores, L. Backward recomputes each tile of weights
-//! P = exp(scale q k^T - L) and, with D = the row sums of g o (which equal the row sums of P dP, because o = P v):
+//! Forward keeps o and two numbers of each row of scores S: m, the largest, and l = ln sum exp(S - m). Backward recomputes
+//! each tile of weights P = exp((S - m) - l) and, with D = the row sums of g o (which equal those of P dP, because o = P v):
 //! dv = P^T g; dP = g v^T; dS = P (dP - D); dq = scale dS k; dk = scale dS^T q.
 //! An additive mask has the gradient of the scores, dS, summed where it was repeated; a bool mask hides where it is false.
 //! With dropout (mask M, factor 1/(1-p)) P becomes M P / (1-p) in o and dv, and dP becomes M (g v^T) / (1-p); D stays.
 //!
-//! L belongs to the exact q and k, so these are read exactly: int8 is refused for them.
+//! m + l in one number would lose l where scores are large (docs/architecture.md, "Row statistics").
+//! m and l belong to the exact q and k, so these are read exactly: int8 is refused for them.
 
 use super::*;
 use crate::kernel::{AttentionSpec, Segments};
@@ -15,8 +16,8 @@ use std::rc::Rc;
 
 /// o = attention(q, k, v), each `[batch, time, heads, head size]`; k and v may have fewer heads (grouped queries), v a
 /// head size of its own. With `mask` a fourth input `[batch, heads, Tq, Tk]`, each 1 where it repeats: added to the
-/// scores, or, of dtype bool, hiding where it is false. Outputs: o, and the log-sum-exp `[batch, heads, Tq]` as a
-/// statistic.
+/// scores, or, of dtype bool, hiding where it is false. Outputs: o, and as a statistic `[batch, heads, Tq, 2]` the
+/// largest score of each row and ln of the sum of exponentials relative to it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attention {
     /// Scale, causality, window, dropout.
@@ -60,7 +61,8 @@ impl Ragged {
     /// Pairs of a query and a key of one sequence.
     fn pairs(&self) -> usize {
         let lengths = |bounds: &[usize], s: usize| bounds[s + 1] - bounds[s];
-        (0..self.queries.len() - 1).map(|s| lengths(&self.queries, s).saturating_mul(lengths(&self.keys, s))).sum()
+        let of = |s| lengths(&self.queries, s).saturating_mul(lengths(&self.keys, s));
+        (0..self.queries.len() - 1).map(of).fold(0, usize::saturating_add)
     }
 }
 
@@ -115,8 +117,8 @@ impl Rule for Attention {
             }
         }
         let out = [q[0], q[1], q[2], v[3]];
-        let lse = Output::statistic([q[0], q[2], q[1]].as_slice(), dtype.computed_in());
-        Ok(smallvec![Output::new(out.as_slice(), dtype), lse])
+        let stats = Output::statistic([q[0], q[2], q[1], 2].as_slice(), dtype.computed_in());
+        Ok(smallvec![Output::new(out.as_slice(), dtype), stats])
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
@@ -124,7 +126,7 @@ impl Rule for Attention {
         let mask = inputs.get(3).map(|m| every_score(m, q.shape(), k.shape())).transpose()?;
         let mask = mask.as_ref();
         let segments = self.ragged.as_ref().map(|ragged| ragged.segments());
-        exec.run(Kernel::Attention { q, k, v, mask, segments, spec: self.spec, out: &outputs[0], lse: &outputs[1] })
+        exec.run(Kernel::Attention { q, k, v, mask, segments, spec: self.spec, out: &outputs[0], stats: &outputs[1] })
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
@@ -142,20 +144,20 @@ impl Rule for Attention {
 
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
         let g = cx.grad0();
-        let lse = cx.saved(Slot::Out(1))?;
-        let delta = cx.exec(0).workspace(lse.shape(), lse.dtype())?;
+        let stats = cx.saved(Slot::Out(1))?;
+        let delta = cx.exec(0).workspace(&stats.shape()[..3], stats.dtype())?;
         let o = cx.saved(Slot::Out(0))?;
         cx.exec(0).run(Kernel::AttentionDelta { o: &o, g: &g, delta: &delta })?;
         drop(o);
         let (q, k, v) = (&cx.saved(Slot::In(0))?, &cx.saved(Slot::In(1))?, &cx.saved(Slot::In(2))?);
         let mask = if self.mask { Some(every_score(&cx.saved(Slot::In(3))?, q.shape(), k.shape())?) } else { None };
-        let (g, lse, delta, mask, spec) = (&g, &lse, &delta, mask.as_ref(), self.spec);
+        let (g, stats, delta, mask, spec) = (&g, &stats, &delta, mask.as_ref(), self.spec);
         let segments = self.ragged.as_ref().map(|ragged| ragged.segments());
         if self.mask && cx.needs(3) {
             let (exec, shape) = (cx.exec(3), &cx.input(3).shape);
             // The kernel sums over all that the mask repeats but the keys.
             let dmask = exec.empty(&[shape[0], shape[1], shape[2], k.shape()[1]], q.dtype())?;
-            exec.run(Kernel::AttentionGradMask { q, k, v, mask, segments, g, lse, delta, spec, dmask: &dmask })?;
+            exec.run(Kernel::AttentionGradMask { q, k, v, mask, segments, g, stats, delta, spec, dmask: &dmask })?;
             cx.set(3, exec.sum_to(dmask, shape)?);
         }
         if cx.needs(1) || cx.needs(2) {
@@ -168,7 +170,7 @@ impl Rule for Attention {
                 mask,
                 segments,
                 g,
-                lse,
+                stats,
                 delta,
                 spec,
                 dk: &dk,
@@ -182,7 +184,7 @@ impl Rule for Attention {
         }
         if cx.needs(0) {
             let dq = cx.exec(0).empty_like(cx.input(0))?;
-            cx.exec(0).run(Kernel::AttentionGradQ { q, k, v, mask, segments, g, lse, delta, spec, dq: &dq })?;
+            cx.exec(0).run(Kernel::AttentionGradQ { q, k, v, mask, segments, g, stats, delta, spec, dq: &dq })?;
             cx.set(0, dq);
         }
         Ok(())
@@ -192,7 +194,10 @@ impl Rule for Attention {
         // Two products of Tq x Tk x size per head, counted dense (a causal kernel does about half).
         let (q, k, v) = (&inputs[0].shape, &inputs[1].shape, &inputs[2].shape);
         let pairs = self.ragged.as_ref().map_or_else(|| q[0].saturating_mul(q[1]).saturating_mul(k[1]), |r| r.pairs());
-        Cost { flops: Cost::times(&[2, pairs, q[2], q[3] + v[3]]), traffic: Cost::touched(inputs, outputs) }
+        Cost {
+            flops: Cost::times(&[2, pairs, q[2], q[3].saturating_add(v[3])]),
+            traffic: Cost::touched(inputs, outputs),
+        }
     }
 
     fn samples() -> Vec<Sample> {
@@ -218,6 +223,24 @@ impl Rule for Attention {
             let mut op = spec(true, 0.0);
             op.spec.window = Some(window);
             Sample::smooth(name, op, [x(1, &[1, t, 1, 2]), x(2, &[1, t + 3, 1, 2]), x(3, &[1, t + 3, 1, 2])])
+        };
+        // Small integers times a factor: scores are exact, so that large ones are the same in all dtypes, some equal.
+        let steps = |seed: u64, shape: &[usize], factor: f64| {
+            let stream = RandomStream { seed, counter: 0 };
+            let value = |i: usize| (f64::from(stream.word(i as u64) % 5) - 2.0) * factor;
+            SampleInput::floats(shape, &(0..shape.iter().product()).map(value).collect::<Vec<_>>())
+        };
+        let large = |name, kv_heads: usize, factors: [f64; 2]| {
+            let (q, k) = ([1, 6, 2, 3], [1, 6, kv_heads, 3]);
+            Sample::kink(name, spec(true, 0.0), [steps(1, &q, factors[0]), steps(2, &k, factors[1]), x(3, &k)])
+        };
+        // Each row of the mask in turn: all of it, every other key, nothing.
+        let saturated = |name, causal, hidden: f64, factors: [f64; 2]| {
+            let value = |i: usize| if i / 5 % 3 == 0 || i / 5 % 3 == 1 && i % 2 == 0 { hidden } else { 0.0 };
+            let mask = SampleInput::floats(&[1, 2, 4, 5], &(0..40).map(value).collect::<Vec<_>>());
+            let (q, k) = ([2, 4, 2, 3], [2, 5, 2, 3]);
+            let op = Attention { mask: true, ..spec(causal, 0.0) };
+            Sample::kink(name, op, [steps(1, &q, factors[0]), steps(2, &k, factors[1]), x(3, &k), mask])
         };
         let hiding = |shape: &[usize]| {
             let len = shape.iter().product::<usize>();
@@ -252,7 +275,19 @@ impl Rule for Attention {
                 false,
                 SampleInput::new(&[1, 1, 1, 1], SampleValues::Bools(vec![false])),
             ),
+            large("scores of 1e4", 2, [64.0, 32.0]),
+            large("scores of 5e8", 1, [8192.0, 16384.0]),
+            saturated("mask of -1e4", false, -1e4, [1.0, 0.25]),
+            saturated("mask of -1e5", false, -1e5, [1.0, 0.25]),
+            saturated("mask of -1e9", false, -1e9, [16.0, 8.0]),
+            saturated("mask of -1e9, causal", true, -1e9, [16.0, 8.0]),
+            saturated("mask of the least number", false, f32::MIN.into(), [1.0, 0.25]),
+            saturated("mask of -inf", false, f64::NEG_INFINITY, [1.0, 0.25]),
             window("window", 2, 5),
+            window("window of one", 1, 5),
+            window("window of none", 0, 5),
+            window("window of all keys", 8, 5),
+            window("window of more than there can be", usize::MAX, 5),
             window("window across tiles", 70, 300),
             ragged("ragged", false, 0.0, &[3, 1, 4], &[2, 3, 4]),
             ragged("ragged, causal, dropout", true, 0.3, &[3, 5, 1], &[3, 5, 1]),
@@ -284,7 +319,8 @@ pub struct AttentionOptions {
     pub scale: Option<f64>,
     /// Whether a query sees only keys up to its own place.
     pub causal: bool,
-    /// With `causal`, only the last so many of these keys.
+    /// With `causal`, only the last so many of these keys. At least as many as there are is as none given; with 0 no query
+    /// sees anything, and the output is 0.
     pub window: Option<usize>,
     /// Probability of dropping an attention weight; above 0 it takes the tape's next random counter.
     pub dropout: f64,
@@ -353,7 +389,7 @@ impl Var {
 
     /// Tiled attention of queries (`self`) to `k` and `v`, all `[batch, time, heads, head size]` -> q's shape.
     /// `scale` is usually 1/sqrt(head size); causal alignment is bottom-right; k and v may have fewer heads, each
-    /// serving a run of query heads. Backward reads q and k (exactly), v, the output and the log-sum-exp. With
+    /// serving a run of query heads. Backward reads q and k (exactly), v, the output and two numbers a row. With
     /// `dropout > 0` it takes the tape's next random counter.
     pub fn attention(&self, k: &Var, v: &Var, scale: f64, causal: bool, dropout: f64) -> Result<Var> {
         super::dropout::check_probability(dropout).map_err(|reason| self.invalid("attention", reason))?;
