@@ -100,7 +100,7 @@ fn run<const N: usize>(
 ) -> (Vec<f64>, [Vec<f64>; N]) {
     let tensors = operands.map(|values| floats(device, &[values.len()], values, dtype));
     let out = Tensor::uninit(device, tensors[0].shape(), dtype, Kind::Input).unwrap();
-    device.backend().run(&kernel(&tensors, &out)).unwrap();
+    device.run(&kernel(&tensors, &out)).unwrap();
     (out.to_f64_vec().unwrap(), tensors.map(|t| t.to_f64_vec().unwrap()))
 }
 

@@ -133,7 +133,7 @@ pub fn tensors(device: &Device, sample: &Sample) -> Vec<Tensor> {
 
 /// Runs the op, and backward from the sum of its float outputs.
 pub fn run(device: &Device, sample: &Sample, inputs: &[Tensor]) -> Result<()> {
-    let tape = Tape::with(device, TapeOptions { seed: 3, ..TapeOptions::default() });
+    let tape = Tape::with(device, TapeOptions { seed: Some(3), ..TapeOptions::default() });
     let leaves: Vec<_> = inputs
         .iter()
         .map(|t| if t.dtype().is_float() { tape.leaf(t) } else { tape.constant(t) })

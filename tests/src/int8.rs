@@ -59,7 +59,7 @@ pub fn every_group_comes_back(device: &Device) {
                 let uninit = |shape: &[usize], dtype| Tensor::uninit(device, shape, dtype, Kind::Input).unwrap();
                 let (q, out) = (uninit(x.shape(), DType::U8), uninit(x.shape(), dtype));
                 let scales = uninit(&[count, groups], dtype.computed_in());
-                let run = |kernel| device.backend().run(&kernel).unwrap();
+                let run = |kernel| device.run(&kernel).unwrap();
                 run(Kernel::Quantize { x: &x, group, rounding, q: &q, scales: &scales });
                 run(Kernel::Dequantize { q: &q, scales: &scales, group, out: &out });
                 let (x, out) = (x.to_f64_vec().unwrap(), out.to_f64_vec().unwrap());

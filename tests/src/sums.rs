@@ -105,7 +105,7 @@ impl Sums<'_> {
             self.last("cumprod", &row.cumprod(0)?, near.powf(count))?;
         }
         let squares = Tensor::full(self.device, &[], DType::F64, 0.0)?;
-        self.device.backend().run(&Kernel::SquaredNorm { x: &self.full(&[n], v)?, out: &squares })?;
+        self.device.run(&Kernel::SquaredNorm { x: &self.full(&[n], v)?, out: &squares })?;
         self.is("squared norm", &squares, count * v * v)
     }
 

@@ -14,13 +14,15 @@ use std::rc::Rc;
 #[derive(Debug)]
 struct Given {
     inputs: Vec<Tensor>,
-    parameters: Vec<Tensor>,
+    parameters: Vec<(ParameterId, Tensor)>,
 }
 
 impl Given {
     fn new(device: &Device) -> Given {
-        let tensors = |from: u64, n: u64| (from..from + n).map(|i| random(device, &[8, 8], i, DType::F64)).collect();
-        Given { inputs: tensors(1, 3), parameters: tensors(11, 2) }
+        let tensors =
+            |from: u64, n: u64| (from..from + n).map(|i| random(device, &[8, 8], i, DType::F64)).collect::<Vec<_>>();
+        let parameters = tensors(11, 2).into_iter().map(|t| (ParameterId::unique(), t)).collect();
+        Given { inputs: tensors(1, 3), parameters }
     }
 }
 
@@ -35,7 +37,10 @@ struct Left {
 fn forward(tape: &Tape, seed: u64, given: &Given, left: &mut Left) -> Result<Var> {
     let device = tape.device();
     let mut dice = Dice::new(seed ^ 0x7ace);
-    let parameter = |i: usize| tape.parameter(ParameterId(70 + i), &given.parameters[i], true);
+    let parameter = |i: usize| {
+        let (id, tensor) = &given.parameters[i];
+        tape.parameter(*id, tensor, true)
+    };
     let mut handles: Vec<Var> = given.inputs.iter().map(|t| tape.leaf(t)).collect::<Result<_>>()?;
     let mut tensors: Vec<Tensor> = Vec::new();
     let mut made: Option<Tensor> = None;

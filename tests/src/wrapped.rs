@@ -31,7 +31,7 @@ fn touched(kernel: &Kernel<'_>) -> u64 {
         Kernel::Gather { indices, out, .. } => bytes(&[out]) + bytes(indices),
         Kernel::ScatterAdd { source, indices, .. } => bytes(&[source, source]) + bytes(indices),
         Kernel::Embedding { ids, out, .. } => bytes(&[ids, out, out]),
-        Kernel::EmbeddingGrad { ids, g, out } => bytes(&[ids, g, out]),
+        Kernel::EmbeddingGrad { ids, g, order, out } => bytes(&[ids, g, order, out]),
         _ => 0,
     }
 }

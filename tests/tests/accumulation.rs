@@ -28,20 +28,20 @@ fn parts_add_up_to_the_gradient_of_all() {
 fn a_parameter_of_many_leaves_is_rounded_once() {
     let device = cpu();
     for dtype in [DType::BF16, DType::F16, DType::F32] {
-        let tape = Tape::new(&device);
+        let (tape, id) = (Tape::new(&device), ParameterId::unique());
         let mut sum = tape.constant(&Tensor::full(&device, &[], DType::F32, 0.0).unwrap()).unwrap();
         for uses in 1..=150 {
             // It was updated since, and so has another leaf.
             let tensor = floats(&device, &[4], &[uses as f64; 4], dtype);
             for _ in 0..2 {
-                let p = tape.parameter(ParameterId(3), &tensor, true).unwrap();
+                let p = tape.parameter(id, &tensor, true).unwrap();
                 sum = sum.add(&p.cast(DType::F32).unwrap().sum().unwrap()).unwrap();
             }
         }
         let gradients = tape.backward(&sum).unwrap();
-        assert_eq!(gradients.parameter(ParameterId(3)).unwrap().to_f64_vec().unwrap(), [300.0; 4], "{dtype}");
-        assert_eq!(gradients.parameter(ParameterId(3)).unwrap().dtype(), dtype);
-        assert_eq!(gradients.parameter(ParameterId(3)).unwrap().storage().kind(), Kind::Gradient);
+        assert_eq!(gradients.parameter(id).unwrap().to_f64_vec().unwrap(), [300.0; 4], "{dtype}");
+        assert_eq!(gradients.parameter(id).unwrap().dtype(), dtype);
+        assert_eq!(gradients.parameter(id).unwrap().storage().kind(), Kind::Gradient);
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::exec::Exec;
 use crate::math::Float;
 use crate::view::{BLOCK, Nest, Span, for_float};
-use retape_core::kernel::{AdamWConfig, check_adamw};
+use retape_core::kernel::AdamWConfig;
 use retape_core::{Result, Tensor};
 
 /// Operands of [`adamw`].
@@ -20,7 +20,6 @@ pub(crate) struct AdamW<'a> {
 
 /// p -= lr wd p; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; p -= lr (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps).
 pub(crate) fn adamw(exec: &Exec, op: AdamW<'_>) -> Result<()> {
-    check_adamw([op.p, op.g, op.m, op.v])?;
     let AdamWConfig { lr, beta1, beta2, eps, weight_decay } = op.config;
     let correction = |beta: f64| 1.0 - beta.powf(op.step as f64);
     for_float!("adamw", op.p.dtype(), T => {

@@ -2,7 +2,7 @@
 
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters};
-use retape_core::kernel::{AdamWConfig, check_adamw};
+use retape_core::kernel::AdamWConfig;
 use retape_core::{Result, Tensor};
 
 const THREADS: usize = 256;
@@ -36,7 +36,6 @@ pub(crate) fn adamw(
     config: AdamWConfig,
     grad_scale: f64,
 ) -> Result<()> {
-    check_adamw([p, g, m, v])?;
     let AdamWConfig { lr, beta1, beta2, eps, weight_decay } = config;
     let correction = |beta: f64| 1.0 - beta.powf(step as f64);
     let args = TensorArg::elementwise(gpu, "adamw", [p, g, m, v])?;

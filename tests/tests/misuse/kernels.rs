@@ -136,17 +136,19 @@ fn all() -> Vec<Wrong> {
         }),
         wrong("scatter_add", move |d| {
             let (source, i) = (f(d, &[4]), ids(d, &[4]));
-            d.run(&Kernel::ScatterAdd {
-                source: &source,
-                indices: &[&i, &i],
-                wrap: false,
-                alpha: 1.0,
-                out: &f(d, &[5, 4]),
-            })
+            let (indices, order, out) = (&[&i, &i][..], &ids(d, &[0]), &f(d, &[5, 4]));
+            d.run(&Kernel::ScatterAdd { source: &source, indices, wrap: false, alpha: 1.0, order, out })
         }),
         wrong("scatter_add by floats", move |d| {
             let (source, i) = (f(d, &[4]), f(d, &[4]));
-            d.run(&Kernel::ScatterAdd { source: &source, indices: &[&i], wrap: false, alpha: 1.0, out: &f(d, &[5, 4]) })
+            let (indices, order, out) = (&[&i][..], &ids(d, &[0]), &f(d, &[5, 4]));
+            d.run(&Kernel::ScatterAdd { source: &source, indices, wrap: false, alpha: 1.0, order, out })
+        }),
+        wrong("scatter_add with a short workspace", move |d| {
+            let (source, i) = (f(d, &[4]), ids(d, &[4]));
+            let out = f(d, &[5]).expand(&[4, 5]).unwrap().transpose(0, 1).unwrap();
+            let (indices, order, out) = (&[&i][..], &ids(d, &[3]), &out);
+            d.run(&Kernel::ScatterAdd { source: &source, indices, wrap: false, alpha: 1.0, order, out })
         }),
         wrong("dropout", move |d| d.run(&Kernel::Dropout { x: &f(d, &[4]), p: 0.5, stream: STREAM, out: &f(d, &[5]) })),
         wrong("layer_norm", move |d| {
@@ -167,7 +169,8 @@ fn all() -> Vec<Wrong> {
             d.run(&Kernel::Embedding { table: &f(d, &[5, 3]), ids: &ids(d, &[4]), out: &f(d, &[4, 2]) })
         }),
         wrong("embedding_grad", move |d| {
-            d.run(&Kernel::EmbeddingGrad { ids: &ids(d, &[4]), g: &f(d, &[3, 2]), out: &f(d, &[5, 2]) })
+            let (g, order, out) = (&f(d, &[3, 2]), &ids(d, &[4]), &f(d, &[5, 2]));
+            d.run(&Kernel::EmbeddingGrad { ids: &ids(d, &[4]), g, order, out })
         }),
         wrong("loss", move |d| {
             let (x, target) = (f(d, &[4]), f(d, &[3]));
@@ -248,8 +251,8 @@ fn all() -> Vec<Wrong> {
         wrong("attention bounds", move |d| {
             let (q, out) = (f(d, &[1, 4, 2, 3]), f(d, &[1, 4, 2, 3]));
             let segments = Some(Segments { queries: &[0, 9, 4], keys: &[0, 2, 4] });
-            let (mask, lse) = (None, f(d, &[1, 2, 4]));
-            d.run(&Kernel::Attention { q: &q, k: &q, v: &q, mask, segments, spec, out: &out, lse: &lse })
+            let (mask, stats) = (None, f(d, &[1, 2, 4, 2]));
+            d.run(&Kernel::Attention { q: &q, k: &q, v: &q, mask, segments, spec, out: &out, stats: &stats })
         }),
         wrong("another device's tensor", move |d| {
             d.run(&Kernel::Unary { f: unary, x: &f(&meta(), &[4]), out: &f(d, &[4]) })

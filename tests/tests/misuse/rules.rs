@@ -423,7 +423,7 @@ fn misuse(h: &Var, x: &Var, fault: Fault) -> (Shows, Option<Error>) {
 
 /// The gradients of a program in which, at some time, a rule breaks its contract.
 fn session(device: &Device, fault: Option<Fault>, mark: Option<Mark>) -> (Vec<Option<Vec<u8>>>, u64) {
-    let tape = Tape::with(device, TapeOptions { seed: 9, ..TapeOptions::default() });
+    let tape = Tape::with(device, TapeOptions { seed: Some(9), ..TapeOptions::default() });
     let (x, w) = (leaf(&tape, &[4, 6], 1), leaf(&tape, &[6, 6], 2));
     let h = x.matmul(&w).unwrap().dropout(0.2).unwrap().tanh().unwrap();
     if let Some(mark) = mark {
