@@ -33,7 +33,7 @@ fn report(device: &Device, before: u64, body: impl FnOnce()) {
     reset_high_water();
     body();
     let held = status("VmHWM:").saturating_sub(before);
-    println!("measured {} {held} {}", device.meter().peak(), device.backend().scratch_bytes());
+    println!("measured {} {held} {}", device.meter().peak(), device.scratch_bytes());
 }
 
 /// One sample, forward and backward.
@@ -48,7 +48,7 @@ fn op(sample: &Sample, small: &Sample) {
 
 fn touched(device: &Device, bytes: usize) -> Tensor {
     let tensor = Tensor::uninit(device, &[bytes], DType::U8, Kind::Input).unwrap();
-    device.backend().run(&retape_core::Kernel::Fill { value: 1.0, out: &tensor }).unwrap();
+    device.run(&retape_core::Kernel::Fill { value: 1.0, out: &tensor }).unwrap();
     tensor
 }
 
