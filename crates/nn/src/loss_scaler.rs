@@ -58,7 +58,7 @@ impl LossScaler {
             Ok(clip) => {
                 optimizer.step(gradients, clip.scale / self.scale)?;
                 let norm = clip.norm / self.scale;
-                self.good += 1;
+                self.good = self.good.saturating_add(1);
                 if self.good >= LossScaler::INTERVAL {
                     *self = LossScaler { scale: (2.0 * self.scale).min(LossScaler::MAX), good: 0 };
                 }

@@ -15,7 +15,9 @@ type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 fn gradients(model: &Gpt, batch: &(Tensor, Tensor), rules: &str) -> Result<Gradients> {
     let rules = rules.split(' ').filter(|r| !r.is_empty()).map(str::parse::<Rule>).collect::<Result<Vec<_>, _>>()?;
     let policy: Rc<dyn Policy> = Rc::new(RuleSet::new(rules));
-    let tape = Tape::with(batch.0.device(), TapeOptions { policy: Some(policy), ..TapeOptions::default() });
+    // One seed for all: rounding is all that differs.
+    let options = TapeOptions { policy: Some(policy), seed: Some(0), ..TapeOptions::default() };
+    let tape = Tape::with(batch.0.device(), options);
     let loss = model.loss(&tape, &batch.0, &batch.1)?;
     Ok(tape.backward(&loss)?)
 }
@@ -29,9 +31,10 @@ fn main() -> Result<()> {
     let batches = ByteText::moby_dick().batches(config.seq, config.batch, 0)?;
     let config_of_adamw = AdamWConfig { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
     let mut optimizer = AdamW::decay_matrices(model.parameters(), config_of_adamw)?;
+    let mut random = Random::new(0);
     for step in 0..steps {
         let (tokens, targets) = batches.batch(step).tensors(&device)?;
-        let tape = Tape::new(&device);
+        let tape = Tape::with(&device, TapeOptions { seed: Some(random.next_seed()), ..TapeOptions::default() });
         let loss = model.loss(&tape, &tokens, &targets)?;
         optimizer.step(&tape.backward(&loss)?, 1.0)?;
     }
