@@ -95,8 +95,7 @@ impl Pool {
         let unit = if bytes >= MAPPED { PAGE } else { ALIGN };
         let size = bytes.checked_next_multiple_of(unit).filter(|&n| n <= isize::MAX as usize - PAGE);
         let size = size.ok_or_else(|| full(state))?;
-        let peak = state.peak;
-        state.peak = peak.max(state.requested + bytes);
+        state.peak = state.peak.max(state.requested + bytes);
         let fit = state.by_size.range((size, 0)..=(size + size / 16, u64::MAX)).next().map(|(&key, _)| key);
         let memory = match fit.and_then(|key| state.uncache(key)) {
             Some(memory) => memory,
@@ -107,10 +106,7 @@ impl Pool {
                     state.shrink(usize::MAX / 2);
                     Memory::take(size)
                 });
-                let Some(memory) = memory else {
-                    state.peak = peak; // what failed was never held
-                    return Err(full(state));
-                };
+                let memory = memory.ok_or_else(|| full(state))?;
                 state.held += size;
                 memory
             }
