@@ -6,7 +6,8 @@
 //!   widened as they are read, arithmetic and whole sums are in f32, and what is stored is rounded once, to nearest even;
 //!   statistics are f32, and f64 with f64 tensors;
 //! - zero-sized dimensions are ordinary: nothing is read, sums are 0;
-//! - *in place*: where noted, `out` may be the very tensor (same storage and layout) given as the named input;
+//! - *in place*: where noted, `out` may be the very tensor (same storage and layout) given as the named input; nothing else
+//!   that is read overlaps what is written;
 //! - results don't depend on the number of threads, and equal inputs give equal bits.
 
 mod check;
@@ -304,9 +305,9 @@ pub enum Kernel<'a> {
     /// out = f(x). In place: x.
     Unary { f: Unary, x: &'a Tensor, out: &'a Tensor },
     /// out = g f'(.), where `saved` is y = f(x) for Exp, Expm1, PowBase, Sqrt, Rsqrt, Reciprocal, Tanh, Sigmoid and x for
-    /// all others (Neg, Scale and Shift don't read it). In place: g.
+    /// all others (Neg, Scale and Shift don't read it). In place: saved, g.
     UnaryGrad { f: Unary, saved: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
-    /// out = f(a, b). In place: a, where a is contiguous.
+    /// out = f(a, b). In place: either that is contiguous.
     Binary { f: Binary, a: &'a Tensor, b: &'a Tensor, out: &'a Tensor },
     /// Gradient of Maximum or Minimum by the first argument: out = g where a wins or either is NaN, g/2 on a tie,
     /// else 0. In place: g.

@@ -192,6 +192,9 @@ pub(crate) fn max_pool(exec: &Exec, x: &Tensor, w: Window, out: &Tensor, index: 
 const STRIP: usize = 64 * 1024;
 
 pub(crate) fn max_pool_grad(exec: &Exec, index: &Tensor, g: &Tensor, w: Window, out: &Tensor) -> Result<()> {
+    if out.is_empty() {
+        return Ok(());
+    }
     for_float!("max_pool_grad", g.dtype(), T => {
         let (gs, outs, indices) = (Planes::<T>::of(g), Planes::<T>::of(out), Indices::of("max_pool_grad", index)?);
         let [height, width] = outs.size;
@@ -204,7 +207,9 @@ pub(crate) fn max_pool_grad(exec: &Exec, index: &Tensor, g: &Tensor, w: Window, 
                 for oy in 0..gs.size[0] {
                     let row = gs.row(plane, oy);
                     for ox in 0..gs.size[1] {
-                        let Ok(place) = usize::try_from(indices.get(plane, oy, ox)) else { continue };
+                        // What lies outside the plane, in indices that no pooling has made, is another task's.
+                        let place = usize::try_from(indices.get(plane, oy, ox)).ok();
+                        let Some(place) = place.filter(|&place| place < height * width) else { continue };
                         let (sums, x) = (outs.row(plane, place / width), place % width);
                         sums.set(x, sums.get(x) + row.get(ox));
                     }

@@ -324,3 +324,16 @@ fn threads_don_t_race() {
         }
     });
 }
+
+/// Places that no pooling has made are nobody's: not another plane's, either.
+#[test]
+fn places_outside_a_plane_get_nothing() {
+    let device = cpu();
+    let window = Window { kernel: [2, 2], stride: [2, 2], before: [0, 0], dilation: [1, 1] };
+    for dtype in [DType::F32, DType::BF16] {
+        let index = Tensor::from_slice(&device, &[1, 2, 1, 2], &[0i64, 4, -1, i64::MAX]).unwrap();
+        let (g, out) = (full(&device, &[1, 2, 1, 2], dtype), full(&device, &[1, 2, 2, 2], dtype));
+        device.run(&Kernel::MaxPoolGrad { index: &index, g: &g, window, out: &out }).unwrap();
+        assert_eq!(out.to_f64_vec().unwrap(), [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], "{dtype}");
+    }
+}
