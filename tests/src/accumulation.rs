@@ -116,6 +116,7 @@ pub fn many_uses_are_rounded_once(device: &Device, mixtures: &[&[Use]]) {
 /// A part of `[n, 4]` by its number, as a vector or matrix.
 pub type Part = (&'static str, fn(&Tape, &Var, usize, usize) -> Result<Var>);
 
+/// Every op that reads a small part of its input.
 pub const PARTS: [Part; 17] = [
     ("select", |_, x, t, _| x.select(0, t)),
     ("select of columns", |_, x, t, _| x.reshape(&[4, -1])?.select(1, t)),
