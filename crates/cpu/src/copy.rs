@@ -71,15 +71,9 @@ cast_by!(i32, i64, i64::from, |v| v as i32, |v| v as i32, |v| v as i32);
 cast_by!(u8, i64, i64::from, |v| v as u8, |v| v as u8, |v| v as u8);
 cast_by!(f64, f64, |v| v, |v| v, f64::from, |v| v as f64);
 cast_by!(f32, f32, |v| v, |v| v as f32, |v| v, |v| v as f32);
-cast_by!(bf16, f32, bf16::to_f32, |v| bf16::from_f32(round_to_odd(v)), bf16::from_f32, |v| bf16::from_f32(
-    round_to_odd(whole_to_odd(v))
-));
-cast_by!(f16, f32, f16::to_f32, |v| f16::from_f32(round_to_odd(v)), f16::from_f32, |v| f16::from_f32(round_to_odd(
-    whole_to_odd(v)
-)));
-cast_by!(Flag, i64, |v: Flag| i64::from(v.0), |v| Flag((v != 0.0) as u8), |v| Flag((v != 0.0) as u8), |v| Flag(
-    (v != 0) as u8
-));
+cast_by!(bf16, f32, bf16::to_f32, |v| bf16::from_f32(to_odd(v)), bf16::from_f32, |v| bf16::from_f32(whole_to_odd(v)));
+cast_by!(f16, f32, f16::to_f32, |v| f16::from_f32(to_odd(v)), f16::from_f32, |v| f16::from_f32(whole_to_odd(v)));
+cast_by!(Flag, i64, |v: Flag| i64::from(v.0), |v| Flag::of(v != 0.0), |v| Flag::of(v != 0.0), |v| Flag::of(v != 0));
 
 /// A byte that is 0 or 1.
 #[derive(Clone, Copy, Default)]
@@ -88,19 +82,26 @@ struct Flag(u8);
 
 impl Cell for Flag {}
 
-/// i64 to f64 such that a second rounding, to fewer bits, is right: of large ones the bits that f64 has no room for are
+impl Flag {
+    #[inline(always)]
+    fn of(truth: bool) -> Flag {
+        Flag(truth as u8)
+    }
+}
+
+/// i64 to f32 such that a second rounding, to fewer bits, is right: of large ones the bits that f64 has no room for are
 /// cut off, and the last that stays is set if they weren't all 0.
 #[inline(always)]
-fn whole_to_odd(value: i64) -> f64 {
+fn whole_to_odd(value: i64) -> f32 {
     const CUT: i64 = (1 << 11) - 1;
     let large = value.unsigned_abs() >> 53 != 0;
     let odd = (value & !CUT) | ((value & CUT != 0) as i64) << 11;
-    (if large { odd } else { value }) as f64
+    to_odd((if large { odd } else { value }) as f64)
 }
 
 /// f64 to f32 such that a second rounding, to fewer bits, is right: inexact results get an odd last bit.
 #[inline(always)]
-fn round_to_odd(value: f64) -> f32 {
+fn to_odd(value: f64) -> f32 {
     let near = value as f32;
     let error = value - near as f64;
     if error == 0.0 || !near.is_finite() {
