@@ -86,7 +86,8 @@ ONE_BLOCK_KERNEL cross_entropy_totals_f64(const Totals p) { cross_entropy_totals
 struct CrossEntropy {
     Scores scores;
     Tensor loss, lse;  // lse absent: the logits are log-probabilities
-    double* losses;    // of the rows, where they are to be summed
+    double* losses;    // of each team's rows, where they are to be summed
+    int64_t teams;
 };
 
 template <class C>
@@ -94,6 +95,7 @@ DEVICE void cross_entropy(const CrossEntropy& p) {
     SHARED_MEMORY(memory);
     const Scores& s = p.scores;
     const Team team(s.plan.team, memory);
+    double losses = 0;
     for (int64_t r = team.first; r < s.plan.rows; r += team.step) {
         const Row<C> x(s.logits, r, s.plan);
         C lse = 0;
@@ -122,18 +124,19 @@ DEVICE void cross_entropy(const CrossEntropy& p) {
         }
         if (team.rank != 0) continue;
         if (s.reduction == EACH) store(p.loss, p.loss.offset(r), C(loss));
-        else p.losses[r] = loss;
+        losses += loss;
     }
+    if (team.rank == 0 && s.reduction != EACH && team.first < s.plan.rows) p.losses[team.first] = losses;
 }
 KERNEL cross_entropy_f32(const CrossEntropy p) { cross_entropy<float>(p); }
 KERNEL cross_entropy_f64(const CrossEntropy p) { cross_entropy<double>(p); }
 
-// The rows' losses put together by one block.
+// The teams' losses put together by one block.
 DEVICE void sum_losses(const CrossEntropy& p) {
     SHARED_MEMORY(memory);
     const Team team(blockDim.x, memory);
     double sum = 0;
-    for (int64_t r = team.rank; r < p.scores.plan.rows; r += team.size) sum += p.losses[r];
+    for (int64_t k = team.rank; k < p.teams; k += team.size) sum += p.losses[k];
     sum = team.sum(sum);
     if (team.rank == 0) store(p.loss, p.loss.offset(0), sum / p.scores.totals[0]);
 }

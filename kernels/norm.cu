@@ -108,51 +108,59 @@ KERNEL layer_norm_grad_f32(const LayerNormGrad p) { layer_norm_grad<float, HELD>
 KERNEL layer_norm_grad_wide_f32(const LayerNormGrad p) { layer_norm_grad<float, 0>(p); }
 KERNEL layer_norm_grad_f64(const LayerNormGrad p) { layer_norm_grad<double, 0>(p); }
 
+// Rows that are added up in the arithmetic's type; these sums are added in f64.
+constexpr int DEPTH = 16;
+
 struct LayerNormParamGrad {
     RowPlan plan;  // not interleaved
     Tensor x, mean, rstd, g;
-    void* parts;  // [pieces][2][width]: sums of g xhat, and of g
+    double* parts;  // [pieces][2][width]: sums of g xhat, and of g
     int64_t piece, pieces;
     int32_t lanes, padding;  // threads that lie along a row, a power of 2
 };
 
-// Shared memory: 2 PACK numbers for each thread.
+// Shared memory: 2 PACK f64 for each thread.
 template <class C>
 DEVICE void layer_norm_param_grad(const LayerNormParamGrad& p) {
     SHARED_MEMORY(memory);
-    C* shared = reinterpret_cast<C*>(memory);
-    C* parts = static_cast<C*>(p.parts);
+    double* shared = reinterpret_cast<double*>(memory);
     const int lane = threadIdx.x & (p.lanes - 1), first = threadIdx.x / p.lanes, step = blockDim.x / p.lanes;
     const int strip = p.lanes * PACK;
     const int64_t width = p.plan.width, strips = (width + strip - 1) / strip;
     for (int64_t item = blockIdx.x; item < strips * p.pieces; item += gridDim.x) {
         const int64_t piece = item / strips, left = (item - piece * strips) * strip, column = left + lane * PACK;
         const int64_t end = (piece + 1) * p.piece < p.plan.rows ? (piece + 1) * p.piece : p.plan.rows;
-        C dw[PACK], db[PACK];
-        for (int j = 0; j < PACK; j++) dw[j] = db[j] = 0;
-        for (int64_t r = piece * p.piece + first; column < width && r < end; r += step) {
-            C x[PACK], g[PACK];
-            const C mean = number<C>(p.mean, r), rstd = number<C>(p.rstd, r);
-            Row<C>(p.x, r, p.plan).read(column, mean, x);
-            Row<C>(p.g, r, p.plan).read(column, C(0), g);
+        double dw_total[PACK], db_total[PACK];
+        for (int j = 0; j < PACK; j++) dw_total[j] = db_total[j] = 0;
+        for (int64_t r = piece * p.piece + first; column < width && r < end;) {
+            C dw[PACK], db[PACK];
+            for (int j = 0; j < PACK; j++) dw[j] = db[j] = 0;
+            for (int d = 0; d < DEPTH && r < end; d++, r += step) {
+                C x[PACK], g[PACK];
+                const C mean = number<C>(p.mean, r), rstd = number<C>(p.rstd, r);
+                Row<C>(p.x, r, p.plan).read(column, mean, x);
+                Row<C>(p.g, r, p.plan).read(column, C(0), g);
 #pragma unroll
-            for (int j = 0; j < PACK; j++) {
-                dw[j] = fma(g[j], (x[j] - mean) * rstd, dw[j]);
-                db[j] += g[j];
+                for (int j = 0; j < PACK; j++) {
+                    dw[j] = fma(g[j], (x[j] - mean) * rstd, dw[j]);
+                    db[j] += g[j];
+                }
             }
+#pragma unroll
+            for (int j = 0; j < PACK; j++) dw_total[j] += dw[j], db_total[j] += db[j];
         }
         for (int j = 0; j < PACK; j++) {
-            shared[(first * 2 + 0) * strip + lane * PACK + j] = dw[j];
-            shared[(first * 2 + 1) * strip + lane * PACK + j] = db[j];
+            shared[(first * 2 + 0) * strip + lane * PACK + j] = dw_total[j];
+            shared[(first * 2 + 1) * strip + lane * PACK + j] = db_total[j];
         }
         __syncthreads();
         for (int c = threadIdx.x; c < 2 * strip; c += blockDim.x) {
             const int which = c >= strip;
             const int64_t at = left + c - which * strip;
             if (at >= width) continue;
-            C total = shared[c];
+            double total = shared[c];
             for (int k = 1; k < step; k++) total += shared[k * 2 * strip + c];
-            parts[(piece * 2 + which) * width + at] = total;
+            p.parts[(piece * 2 + which) * width + at] = total;
         }
         __syncthreads();
     }
@@ -162,7 +170,7 @@ KERNEL layer_norm_param_grad_f64(const LayerNormParamGrad p) { layer_norm_param_
 
 struct LayerNormParamSum {
     Tensor dweight, dbias;
-    const void* parts;
+    const double* parts;
     int64_t width, pieces;
 };
 
@@ -172,13 +180,12 @@ template <class C>
 DEVICE void layer_norm_param_sum(const LayerNormParamSum& p) {
     SHARED_MEMORY(memory);
     double* shared = reinterpret_cast<double*>(memory);
-    const C* parts = static_cast<const C*>(p.parts);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
     for (int64_t start = int64_t(blockIdx.x) * 32; start < 2 * p.width; start += int64_t(gridDim.x) * 32) {
         const int64_t i = start + lane, which = i >= p.width, column = i - which * p.width;
         double total = 0;
         if (i < 2 * p.width)
-            for (int64_t k = warp; k < p.pieces; k += warps) total += parts[k * 2 * p.width + i];
+            for (int64_t k = warp; k < p.pieces; k += warps) total += p.parts[k * 2 * p.width + i];
         shared[threadIdx.x] = total;
         __syncthreads();
         const Tensor& out = which ? p.dbias : p.dweight;

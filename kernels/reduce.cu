@@ -5,16 +5,19 @@
 // - reduce_rows, reduce_norms: a team of threads for each piece of a group (see rows.cuh);
 // - reduce_columns, for what isn't a norm: where the innermost dimension is kept, a thread for PACK columns and some
 //   rows.
-// Which one, and how groups are cut, follows from the shape alone. Numerics: sums, maxima and minima run in the
-// arithmetic's type within a piece (each thread adds at most a few hundred elements, the rest is a tree), all else in
-// f64; pieces are put together in f64, in an order of its own (reduce_parts). Variance and log-sum-exp take two passes
-// by one team.
+// Which one, and how groups are cut, follows from the shape alone. Numerics: sums, maxima and minima join DEPTH elements
+// in the arithmetic's type and what comes of these in f64, all else runs in f64; so the error doesn't grow with the
+// length. Pieces are put together in f64, in an order of its own (reduce_parts); there are so few that what they leave is
+// bounded. Variance and log-sum-exp take two passes by one team.
 #include "rows.cuh"
 #include "scalar.cuh"
 
 enum Kind : int32_t {
     SUM, MAX, MIN, PROD, LOG_SUM_EXP, VAR, STD, COUNT, NORM_1, NORM_2, NORM, NORM_MAX, NORM_MIN, SQUARES
 };
+
+// Elements that are joined in the arithmetic's type.
+constexpr int DEPTH = 16;
 
 struct Times {
     template <class C>
@@ -99,23 +102,27 @@ struct ReduceRows {
 
 // The fold of map(x) over the elements from .. end of the group of output o, by packs; for maps of little code.
 template <class C, class Map, class Join>
-DEVICE typename Map::Type fold_packs(const ReduceRows& p, const Team& team, int64_t o, int64_t from, int64_t end,
+DEVICE double fold_packs(const ReduceRows& p, const Team& team, int64_t o, int64_t from, int64_t end,
                                      Map map, Join join, typename Map::Type start) {
     typedef typename Map::Type A;
     const int64_t base = p.kept.offset(o);
-    A lanes[PACK];
-    for (int j = 0; j < PACK; j++) lanes[j] = start;
-    for (int64_t i = from + team.rank * PACK; i < end; i += team.size * PACK) {
-        C x[PACK];
-        gather_pack(p.reduced, base, i, end, p.packs != 0, C(start), x);
+    double total = start;
+    for (int64_t i = from + team.rank * PACK; i < end;) {
+        A lanes[PACK];
+        for (int j = 0; j < PACK; j++) lanes[j] = start;
+        for (int d = 0; d < DEPTH && i < end; d++, i += team.size * PACK) {
+            C x[PACK];
+            gather_pack(p.reduced, base, i, end, p.packs != 0, C(start), x);
 #pragma unroll
-        for (int j = 0; j < PACK; j++) lanes[j] = join(lanes[j], map(x[j]));
+            for (int j = 0; j < PACK; j++) lanes[j] = join(lanes[j], map(x[j]));
+        }
+#pragma unroll
+        for (int step = PACK / 2; step > 0; step /= 2)
+#pragma unroll
+            for (int j = 0; j < step; j++) lanes[j] = join(lanes[j], lanes[j + step]);
+        total = join(total, double(lanes[0]));
     }
-#pragma unroll
-    for (int step = PACK / 2; step > 0; step /= 2)
-#pragma unroll
-        for (int j = 0; j < step; j++) lanes[j] = join(lanes[j], lanes[j + step]);
-    return team.fold(lanes[0], start, join);
+    return team.fold(total, double(start), join);
 }
 
 // The same in f64, element by element.
@@ -230,26 +237,32 @@ DEVICE void reduce_columns(const ReduceColumns& p) {
     const int64_t strips = (p.width + strip - 1) / strip;
     with_fold<C>(p.kind, [&](auto map, auto join, double start) {
         typedef typename decltype(map)::Type A;
-        A* part = reinterpret_cast<A*>(memory);
+        double* part = reinterpret_cast<double*>(memory);
         for (int64_t item = blockIdx.x; item < p.outers * strips * p.pieces; item += gridDim.x) {
             const int64_t piece = item % p.pieces, rest = item / p.pieces;
             const int64_t o = rest / strips, left = rest % strips * strip;
             const int64_t column = left + lane * PACK;
             const int64_t end = (piece + 1) * p.piece < p.count ? (piece + 1) * p.piece : p.count;
-            A sums[PACK];
-            for (int j = 0; j < PACK; j++) sums[j] = A(start);
-            for (int64_t r = piece * p.piece + first; r < end; r += step) {
-                const int64_t base = p.outer.offset(o) + p.rows.offset(r);
-                C x[PACK];
-                gather_pack(p.columns, base, column, p.width, p.packs != 0, C(start), x);
+            double totals[PACK];
+            for (int j = 0; j < PACK; j++) totals[j] = start;
+            for (int64_t r = piece * p.piece + first; r < end;) {
+                A sums[PACK];
+                for (int j = 0; j < PACK; j++) sums[j] = A(start);
+                for (int d = 0; d < DEPTH && r < end; d++, r += step) {
+                    const int64_t base = p.outer.offset(o) + p.rows.offset(r);
+                    C x[PACK];
+                    gather_pack(p.columns, base, column, p.width, p.packs != 0, C(start), x);
 #pragma unroll
-                for (int j = 0; j < PACK; j++) sums[j] = join(sums[j], map(x[j]));
+                    for (int j = 0; j < PACK; j++) sums[j] = join(sums[j], map(x[j]));
+                }
+#pragma unroll
+                for (int j = 0; j < PACK; j++) totals[j] = join(totals[j], double(sums[j]));
             }
-            for (int j = 0; j < PACK; j++) part[first * strip + lane * PACK + j] = sums[j];
+            for (int j = 0; j < PACK; j++) part[first * strip + lane * PACK + j] = totals[j];
             __syncthreads();
             for (int c = threadIdx.x; c < strip && left + c < p.width; c += blockDim.x) {
                 double total = part[c];
-                for (int k = 1; k < step; k++) total = join(total, double(part[k * strip + c]));
+                for (int k = 1; k < step; k++) total = join(total, part[k * strip + c]);
                 const int64_t index = o * p.width + left + c;
                 if (p.pieces > 1) p.parts[index * p.pieces + piece] = total;
                 else store(p.out, p.out.offset(index), finish(p.kind, p.parameter, total));

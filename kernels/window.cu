@@ -79,7 +79,7 @@ DEVICE void col2im(const Columns& p) {
     each_of(p.image.count(), [&](int64_t i) {
         const Place at(i, p.image.shape);
         const int64_t plane = at.n * p.image.shape[1] + at.c;
-        C sum = 0;
+        double sum = 0;
         for (int64_t ky = 0; ky < w.kernel[0]; ky++) {
             const int64_t oy = seer(w, 0, at.y, ky, p.out_height);
             if (oy < 0) continue;
@@ -90,7 +90,7 @@ DEVICE void col2im(const Columns& p) {
                 sum += load<C>(p.columns, (place * p.out_height + oy) * p.out_width + ox);
             }
         }
-        store(p.image, at4(p.image, at.n, at.c, at.y, at.x), sum);
+        store(p.image, at4(p.image, at.n, at.c, at.y, at.x), C(sum));
     });
 }
 KERNEL col2im_f32(const Columns p) { col2im<float>(p); }
@@ -153,12 +153,12 @@ DEVICE void max_pool_grad(const Pool& p) {
     each_of(p.image.count(), [&](int64_t i) {
         const Place at(i, p.image.shape);
         const int64_t own = at.y * p.image.shape[3] + at.x;
-        C sum = 0;
+        double sum = 0;
         each_seer(p.window, at, outputs, [&](int64_t oy, int64_t ox) {
             if (load_index(p.index, at4(p.index, at.n, at.c, oy, ox)) == own)
                 sum += load<C>(p.out, at4(p.out, at.n, at.c, oy, ox));
         });
-        store(p.image, at4(p.image, at.n, at.c, at.y, at.x), sum);
+        store(p.image, at4(p.image, at.n, at.c, at.y, at.x), C(sum));
     });
 }
 KERNEL max_pool_grad_f32(const Pool p) { max_pool_grad<float>(p); }
@@ -191,7 +191,7 @@ DEVICE void avg_pool(const Pool& p) {
     const Size size{p.image.shape[2], p.image.shape[3]};
     each_of(p.out.count(), [&](int64_t i) {
         const Place at(i, p.out.shape);
-        C sum = 0;
+        double sum = 0;
         bool nothing = true;  // then 0
         for (int64_t ky = 0; ky < w.kernel[0]; ky++) {
             const int64_t y = seen_at(w, 0, at.y, ky);
@@ -203,7 +203,7 @@ DEVICE void avg_pool(const Pool& p) {
                 nothing = false;
             }
         }
-        store(p.out, at4(p.out, at.n, at.c, at.y, at.x), nothing ? C(0) : sum / divisor<C>(p, at.y, at.x));
+        store(p.out, at4(p.out, at.n, at.c, at.y, at.x), nothing ? C(0) : C(sum / divisor<C>(p, at.y, at.x)));
     });
 }
 KERNEL avg_pool_f32(const Pool p) { avg_pool<float>(p); }
@@ -214,11 +214,11 @@ DEVICE void avg_pool_grad(const Pool& p) {
     const Size outputs{p.out.shape[2], p.out.shape[3]};
     each_of(p.image.count(), [&](int64_t i) {
         const Place at(i, p.image.shape);
-        C sum = 0;
+        double sum = 0;
         each_seer(p.window, at, outputs, [&](int64_t oy, int64_t ox) {
             sum += load<C>(p.out, at4(p.out, at.n, at.c, oy, ox)) / divisor<C>(p, oy, ox);
         });
-        store(p.image, at4(p.image, at.n, at.c, at.y, at.x), sum);
+        store(p.image, at4(p.image, at.n, at.c, at.y, at.x), C(sum));
     });
 }
 KERNEL avg_pool_grad_f32(const Pool p) { avg_pool_grad<float>(p); }

@@ -20,6 +20,11 @@ RETAPE_ILP_SECONDS=${RETAPE_ILP_SECONDS:-60} cargo test --release -q -p retape-p
 cargo test --release -q -p retape-tests --test properties --test fuzz
 echo "properties: seed $RETAPE_SEED, $((cases / 150)) times their usual number of cases: $(($(date +%s) - start)) s"
 
+# The memory that every op takes from the system at 64 MiB, forward and backward: the table of docs/results/resident.md.
+start=$(date +%s)
+RETAPE_RESIDENT=all cargo test --release -q -p retape-tests --test resident_ops -- --nocapture | grep '^|'
+echo "resident memory of every op: $(($(date +%s) - start)) s"
+
 # CUDA on the emulator: threads and blocks in other orders, then kernels under sanitizers.
 start=$(date +%s)
 on_emulator=(cargo test --release -q -p retape-cuda-emulator --test conformance --test attention --test rows --test products)

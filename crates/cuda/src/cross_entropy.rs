@@ -1,17 +1,19 @@
 //! Cross-entropy, the loss of log-probabilities, and their gradients: kernels/cross_entropy.cu.
 //!
-//! In the workspace: two totals, 8 bytes for each row's loss where losses are summed, 16 for each class in the gradient by
-//! class weights.
+//! In the workspace: two totals, 8 bytes for each team of threads where losses are summed, 16 for each class in the gradient
+//! by class weights.
 
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters, Workspace};
 use crate::indices::{self, Allowed, Bad, CHECK_BYTES};
-use crate::rows::{FOLD_BYTES, RowPlan, extent};
+use crate::rows::{FOLD_BYTES, RowPlan, WARPS, extent};
 use retape_core::kernel::{CrossEntropySpec, LossReduction};
 use retape_core::{Error, Result, Tensor};
 
 /// Threads of the kernels that are one block.
 const ONE_BLOCK: u32 = 1024;
+/// Most blocks of the loss; each of their teams leaves the sum of its rows' losses.
+const BLOCKS: u32 = 1024;
 /// Where in the workspace what isn't totals starts.
 const TOTALS: usize = 256;
 
@@ -56,6 +58,7 @@ struct CrossEntropy {
     loss: TensorArg,
     lse: TensorArg,
     losses: u64,
+    teams: i64,
 }
 // SAFETY: the fields of `CrossEntropy` in kernels/cross_entropy.cu.
 unsafe impl Parameters for CrossEntropy {}
@@ -121,7 +124,7 @@ pub(crate) fn cross_entropy(gpu: &Gpu, scores: Scores<'_>, loss: &Tensor, lse: O
     let name = "cross_entropy";
     let (rows, classes) = extent(scores.logits);
     let summed = scores.spec.reduction != LossReduction::None;
-    let after = CHECK_BYTES.max(if summed { rows * 8 } else { 0 });
+    let after = CHECK_BYTES.max(BLOCKS as usize * WARPS / 32 * 8);
     let workspace = gpu.workspace(TOTALS + after)?;
     let (totals, losses) = (workspace.address() as u64, (workspace.address() + TOTALS) as u64);
     if let Some(target) = scores.target.filter(|t| !t.dtype().is_float()) {
@@ -135,8 +138,12 @@ pub(crate) fn cross_entropy(gpu: &Gpu, scores: Scores<'_>, loss: &Tensor, lse: O
     }
     let arg = scores.arg(gpu, name, None, totals)?;
     let lse = lse.map_or(Ok(TensorArg::ABSENT), |lse| TensorArg::flat(gpu, name, lse))?;
-    let p = CrossEntropy { scores: arg, loss: TensorArg::flat(gpu, name, loss)?, lse, losses };
-    gpu.launch(arg.plan.launch(&kernel_for(name, scores.logits)), &p)?;
+    let kernel = kernel_for(name, scores.logits);
+    let mut launch = arg.plan.launch(&kernel);
+    launch.grid[0] = launch.grid[0].min(BLOCKS);
+    let teams = (launch.grid[0] as usize * launch.block as usize / arg.plan.team as usize).min(rows) as i64;
+    let p = CrossEntropy { scores: arg, loss: TensorArg::flat(gpu, name, loss)?, lse, losses, teams };
+    gpu.launch(launch, &p)?;
     if summed {
         scores.totals(gpu, arg)?;
         gpu.launch(one_block("cross_entropy_sum"), &p)?;

@@ -1,19 +1,17 @@
 //! Layer norm and RMS norm: kernels/norm.cu.
 //!
-//! The gradients of weight and bias take 2 numbers for each column and piece of rows in the workspace; a piece has at least
-//! 64 rows, so that is at most a 16th of x in the arithmetic's type.
+//! The gradients of weight and bias take 2 f64 for each column and piece of rows in the workspace; rows are cut only for a
+//! number of blocks, so that is at most 2 MiB, or 16 bytes for each column.
 
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters};
 use crate::rows::{PACK, RowPlan, extent};
-use retape_core::{DType, Result, Tensor};
+use retape_core::{Result, Tensor};
 
 /// Threads of a block that sums columns.
 const THREADS: usize = 256;
 /// Fewest rows of a piece.
 const ROWS: usize = 64;
-/// Rows that a thread adds up by itself.
-const ADDED: usize = 128;
 /// Blocks that rows are cut for: some for each multiprocessor of a large GPU.
 const BLOCKS: usize = 512;
 
@@ -126,16 +124,15 @@ pub(crate) fn layer_norm_param_grad(
     let lanes = width.div_ceil(PACK).next_power_of_two().min(32);
     let strips = width.div_ceil(lanes * PACK);
     let wanted = (BLOCKS / strips.max(1)).max(1);
-    let piece = rows.div_ceil(wanted).max(ROWS).min(ADDED * (THREADS / lanes));
+    let piece = rows.div_ceil(wanted).max(ROWS);
     let pieces = rows.div_ceil(piece);
-    let number = if normed.x.dtype() == DType::F64 { 8 } else { 4 };
-    let workspace = gpu.workspace(pieces * 2 * width * number)?;
+    let workspace = gpu.workspace(pieces * 2 * width * 8)?;
     let parts = workspace.address() as u64;
     let (mean, rstd) = (numbers(gpu, name, normed.mean)?, numbers(gpu, name, Some(normed.rstd))?);
     let (piece, lanes) = (piece as i64, lanes as i32);
     let p = LayerNormParamGrad { plan, x, mean, rstd, g, parts, piece, pieces: pieces as i64, lanes, padding: 0 };
     let kernel = kernel_for(name, normed.x);
-    let shared = (THREADS * 2 * PACK * number) as u32;
+    let shared = (THREADS * 2 * PACK * 8) as u32;
     gpu.launch(Launch { kernel: &kernel, grid: blocks(strips * pieces, 1), block: THREADS as u32, shared }, &p)?;
     let (dweight, dbias) = (numbers(gpu, name, dweight)?, numbers(gpu, name, dbias)?);
     let kernel = kernel_for("layer_norm_param_sum", normed.x);

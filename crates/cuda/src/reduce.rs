@@ -1,6 +1,7 @@
 //! Reductions over dimensions, sums of squares, and gradients of reductions: kernels/reduce.cu.
 //!
-//! A group that is cut into pieces leaves its parts, in f64, in the workspace: at most an eighth of a byte for each element.
+//! A group that is cut into pieces leaves its parts, in f64, in the workspace; groups are cut only for a number of blocks, so
+//! that is at most 2 MiB.
 //! The gradients that need a number for each group take 8 bytes for it there.
 
 use crate::argument::{TensorArg, blocks, kernel_for};
@@ -18,9 +19,7 @@ const THREADS: usize = 256;
 /// Fewest columns for which columns are reduced as such, and fewest rows of a piece of them.
 const COLUMNS: usize = 4;
 const ROWS: usize = 64;
-/// Rows that a thread adds up by itself.
-const ADDED: usize = 128;
-/// Blocks that rows are cut for.
+/// Blocks that groups and rows are cut for.
 const BLOCKS: usize = 512;
 
 /// The twin of `Kind` in kernels/reduce.cu, and the number that goes with it.
@@ -209,9 +208,11 @@ fn rows(
         let plan = RowPlan::new(outputs, group, &[]);
         return gpu.launch(plan.launch(&kernel_for("reduce_twice", x)), &p);
     }
-    let pieces = group.div_ceil(PIECE).max(1);
-    (p.piece, p.pieces) = (PIECE as i64, pieces as i64);
-    let plan = RowPlan::new(outputs * pieces, group.min(PIECE), &[]);
+    let wanted = (BLOCKS / outputs.max(1)).max(1);
+    let piece = group.div_ceil(wanted).max(PIECE).next_multiple_of(PACK);
+    let pieces = group.div_ceil(piece).max(1);
+    (p.piece, p.pieces) = (piece as i64, pieces as i64);
+    let plan = RowPlan::new(outputs * pieces, group.min(piece), &[]);
     p.team = plan.team;
     let launch = |gpu: &Gpu, p: &ReduceRows| {
         let name = if kind.is_plain() { "reduce_rows" } else { "reduce_norms" };
@@ -241,7 +242,7 @@ fn columns(
     let block = (lanes * steps).max(32);
     let strips = width.div_ceil(lanes * PACK);
     let wanted = (BLOCKS / (outers * strips).max(1)).max(1);
-    let piece = count.div_ceil(wanted).max(ROWS).min(ADDED * (block / lanes));
+    let piece = count.div_ceil(wanted).max(ROWS);
     let pieces = count.div_ceil(piece);
     let packs = is_packed(&outer, &columns, x.dtype()) && is_packed(&rows, &columns, x.dtype());
     let mut p = ReduceColumns {

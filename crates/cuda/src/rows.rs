@@ -7,7 +7,7 @@ use retape_core::{DType, Tensor};
 /// Elements of a row that one warp handles by itself.
 const WARP_WIDTH: usize = 32 * PACK * HELD;
 /// Threads of a block in which each warp has a row.
-const WARPS: usize = 128;
+pub(crate) const WARPS: usize = 128;
 /// Most threads that share a row.
 const TEAM: usize = 256;
 /// Packs that a thread keeps in registers: HELD in kernels/rows.cuh.

@@ -177,3 +177,12 @@ fn gradients() {
         }
     }
 }
+
+/// The CPU's test of sums of equal addends, of fewer.
+#[test]
+fn the_error_of_a_sum_does_not_grow_with_its_length() {
+    for dtype in [DType::F32, DType::BF16] {
+        let found = retape_tests::sums::of_equal_addends(&crate::twins::cuda(), dtype, 40_000).unwrap();
+        retape_tests::sums::assert_close(dtype, &found, 2e-6);
+    }
+}
