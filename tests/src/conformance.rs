@@ -109,6 +109,43 @@ pub fn outputs_are_rounded_once(device: &Device, reference: &Device, dtypes: &[D
     refused
 }
 
+/// What is below this counts as 0 in a dtype: f32's exponential flushes what isn't normal, and f16's numbers end there.
+fn least(dtype: DType) -> f64 {
+    2f64.powi(if dtype == DType::F16 { -24 } else { -125 })
+}
+
+/// The samples whose outputs or gradients are not what f64 makes of the same (rounded) inputs: NaN and infinity where f64 has
+/// them, else within some roundings of the number, and 1e-5 of the largest number *of that output or gradient*. So a
+/// gradient of 1e-20 counts as much as one of 1.
+pub fn differences_from_f64(device: &Device, reference: &Device, dtypes: &[DType], samples: &[Sample]) -> Vec<String> {
+    let mut refused = Refused::new();
+    let mut differences = Vec::new();
+    for (&dtype, sample) in dtypes.iter().flat_map(|dtype| samples.iter().map(move |s| (dtype, s))) {
+        let run = run_rounded(device, sample, dtype, dtype);
+        let Some(actual) = supported(run, sample, dtype, &mut refused) else { continue };
+        let expected = run_rounded(reference, sample, dtype, DType::F64).unwrap();
+        let outputs = actual.outputs.iter().zip(&expected.outputs).map(|((d, a), (_, e))| ("output", *d, 1.01, a, e));
+        let gradients = actual.gradients.iter().zip(&expected.gradients).map(|(a, e)| ("gradient", dtype, 4.0, a, e));
+        let difference = outputs.chain(gradients).find_map(|(what, dtype, roundings, actual, expected)| {
+            let rounded = match dtype.is_float() {
+                true => floats(reference, &[expected.len()], expected, dtype).to_f64_vec().unwrap(),
+                false => expected.clone(),
+            };
+            let held = expected.iter().zip(&rounded).filter(|(_, r)| r.is_finite());
+            let largest = held.fold(0.0, |m: f64, (e, _)| m.max(e.abs()));
+            let of_largest = if what == "output" { 1e-5 } else { (4.0 * unit(dtype)).max(1e-5) };
+            actual.iter().zip(expected).zip(&rounded).find_map(|((&a, &e), &r)| {
+                let same = a == r || a.is_nan() && r.is_nan();
+                let allowed = roundings * unit(dtype) * e.abs() + of_largest * largest + least(dtype);
+                let near = a.is_finite() && (a - e).abs() <= allowed;
+                (!same && !near).then(|| format!("{what} {a:e}, f64 has {e:e}, the largest is {largest:e}"))
+            })
+        });
+        differences.extend(difference.map(|d| format!("{dtype} {}: {d}", label(sample))));
+    }
+    differences
+}
+
 /// These marks on every op's inputs and outputs: the bits of all-unmarked (int8 apart), the dry run's bytes, nothing left,
 /// and equal bits in every pass of a retained tape.
 pub fn marks_don_t_show(device: &Device, dtypes: &[DType], marks: &[SampleMarks]) -> Refused {

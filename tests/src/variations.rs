@@ -55,6 +55,19 @@ pub fn is_valid(sample: &Sample) -> bool {
     sample.inputs.iter().all(|i| has_numbers(i) && small(i)) && sample.op.rule().infer(&specs(sample)).is_ok()
 }
 
+/// The sample with all floats replaced by these, over and over.
+pub fn filled(sample: &Sample, values: &[f64]) -> Sample {
+    let mut sample = sample.clone();
+    for (shift, input) in sample.inputs.iter_mut().enumerate() {
+        if matches!(numbers_of(input), Numbers::Floats(_)) {
+            let len: usize = input.shape.iter().product();
+            input.values = SampleValues::Floats(values.iter().copied().cycle().skip(shift).take(len).collect());
+            input.memory = SampleMemory::Contiguous;
+        }
+    }
+    sample
+}
+
 /// The sample with these dimensions before those of every input, or of the first alone, where the op takes that.
 pub fn with_leading(sample: &Sample, lead: &[usize]) -> Option<Sample> {
     [usize::MAX, 1].into_iter().map(|inputs| led(sample, lead, inputs)).find(is_valid)

@@ -1,9 +1,9 @@
 //! Edges of every op, made of its samples: more dimensions, one input without a gradient, one value as two inputs, views
 //! that overlap, and numbers at the ends of their range.
 
-use retape_core::ops::{Op, Sample, SampleMemory, SampleValues, Spec};
+use retape_core::ops::{Op, Sample, Spec};
 use retape_core::{DType, Device, Error, Kernel, Kind, Result, Tape, Tensor, check_gradients, kernel::Binary};
-use retape_tests::variations::{Numbers, bits, is_valid, numbers_of, with_leading};
+use retape_tests::variations::{Numbers, bits, filled, is_valid, numbers_of, with_leading};
 use retape_tests::{floats, numbers, sample_tensor};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -189,19 +189,6 @@ fn views_that_overlap_as_two_inputs() {
         }
     }
     assert!(names(seen.into_iter()).len() > 15);
-}
-
-/// The sample with all floats replaced by these, over and over.
-fn filled(sample: &Sample, values: &[f64]) -> Sample {
-    let mut sample = sample.clone();
-    for (shift, input) in sample.inputs.iter_mut().enumerate() {
-        if matches!(numbers_of(input), Numbers::Floats(_)) {
-            let len: usize = input.shape.iter().product();
-            input.values = SampleValues::Floats(values.iter().copied().cycle().skip(shift).take(len).collect());
-            input.memory = SampleMemory::Contiguous;
-        }
-    }
-    sample
 }
 
 /// Numbers at the ends of their range, infinities and NaN: no panic, forward or backward, in any op.
