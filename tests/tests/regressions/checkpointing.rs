@@ -396,9 +396,9 @@ fn c23_bytes_are_asserted() {
         let (tokens, targets) = batch.tensors(&device).unwrap();
         let tape = Tape::with(&device, TapeOptions { policy: policy("full_per_layer"), ..TapeOptions::default() });
         let _loss = model.loss(&tape, &tokens, &targets).unwrap();
-        // The blocks' inputs and the last output; mean and rstd of seven norms and the log-sum-exps of attention (2 heads) and
-        // of the loss; the head's input and the logits.
-        let expected = 4 * boundary + 7 * 2 * statistics + 3 * 2 * statistics + statistics + boundary + logits;
+        // The blocks' inputs and the last output; mean and rstd of seven norms, the log-sum-exps of attention (2 heads) and
+        // two numbers a row of the loss; the head's input and the logits.
+        let expected = 4 * boundary + 7 * 2 * statistics + 3 * 2 * statistics + 2 * statistics + boundary + logits;
         assert_eq!(tape.saved_bytes(), expected);
     }
 }

@@ -4,3 +4,4 @@
 mod attention;
 mod checkpointing;
 mod gradients;
+mod rows;
