@@ -1,9 +1,10 @@
 // Softmax cross-entropy, the loss of log-probabilities, and their gradients.
 //
 // With class weights w and a target distribution q = keep p + spread, where p is given or all on one class t, the loss
-// of a row is sum over c of w_c q_c (lse - x_c); of a plain class it is w_t (lse - x_t). Its derivative by x_c is
-// softmax_c sum(w q) - w_c q_c. A team of threads a row (rows.cuh); the log-sum-exp takes one pass (exponentials.cuh),
-// and the gradient one more, which may write over the logits. Rows' losses are f64 and are added in an order of their
+// of a row is sum over c of w_c q_c s_c, where s_c = -ln softmax_c = (m - x_c) + log with m = max x and log = ln sum
+// exp(x - m); of a plain class it is w_t s_t. m and log are never added up: where logits are large, their sum has lost
+// log. The derivative by x_c is softmax_c sum(w q) - w_c q_c. A team of threads a row (rows.cuh); m and log take one pass
+// (exponentials.cuh), and the gradient one more, which may write over the logits. Rows' losses are f64 and are added in an order of their
 // own.
 //
 // Targets are checked before the loss is taken (indices.cu). Gradients don't check again: a target that is neither a
@@ -21,6 +22,24 @@ struct Scores {
     int32_t reduction;
     int32_t given;  // not 0: targets are distributions
 };
+
+// What relates a row's scores to probabilities: p = exp((x - most) - log).
+template <class C>
+struct Base {
+    C most, log;
+    // A row of only -inf.
+    DEVICE bool nothing() const { return most == C(-INFINITY); }
+    // The same, with inf and not NaN as -ln p in a row of only -inf.
+    DEVICE Base finite() const { return nothing() ? Base{C(0), C(0)} : *this; }
+    // -ln p
+    DEVICE C surprise(C x) const { return (most - x) + log; }
+    DEVICE double surprise_wide(C x) const { return (double(most) - double(x)) + double(log); }
+};
+// As found in the forward pass; of log-probabilities (no `stats`) 0 and 0.
+template <class C>
+DEVICE Base<C> row_base(const Tensor& stats, int64_t r) {
+    return {number<C>(stats, 2 * r), number<C>(stats, 2 * r + 1)};
+}
 
 // The class of a row, -1 if its target is a distribution.
 struct Class {
@@ -85,8 +104,8 @@ ONE_BLOCK_KERNEL cross_entropy_totals_f64(const Totals p) { cross_entropy_totals
 
 struct CrossEntropy {
     Scores scores;
-    Tensor loss, lse;  // lse absent: the logits are log-probabilities
-    double* losses;    // of each team's rows, where they are to be summed
+    Tensor loss, stats;  // stats absent: the logits are log-probabilities
+    double* losses;      // of each team's rows, where they are to be summed
     int64_t teams;
 };
 
@@ -98,17 +117,21 @@ DEVICE void cross_entropy(const CrossEntropy& p) {
     double losses = 0;
     for (int64_t r = team.first; r < s.plan.rows; r += team.step) {
         const Row<C> x(s.logits, r, s.plan);
-        C lse = 0;
-        if (p.lse.present()) {
+        Base<C> base{C(0), C(0)};
+        if (p.stats.present()) {
             const Exponentials<C> e = row_exponentials(team, x);
-            // Of a row of only -inf, or with +inf or NaN, it is the maximum itself.
-            lse = isfinite(e.most) ? e.most + log(e.sum) : e.most;
-            if (team.rank == 0) store(p.lse, p.lse.offset(r), lse);
+            base.most = e.most;
+            if (!base.nothing()) base.log = log(e.sum);
+            if (team.rank == 0) {
+                store(p.stats, p.stats.offset(2 * r), base.most);
+                store(p.stats, p.stats.offset(2 * r + 1), base.log);
+            }
+            base = base.finite();
         }
         const Class c = row_class(s, r);
         double loss = 0;
         if (c.counts && c.at >= 0)
-            loss = double(C(s.keep)) * double(class_weight<C>(s, c.at)) * (double(lse) - double(x.get(c.at)));
+            loss = double(C(s.keep)) * double(class_weight<C>(s, c.at)) * base.surprise_wide(x.get(c.at));
         if (c.counts && (s.given || s.spread != 0)) {
             C rest = 0;
             each_pack<0>(team, s.plan, [&](int, int64_t i) {
@@ -116,8 +139,11 @@ DEVICE void cross_entropy(const CrossEntropy& p) {
                 x.read(i, C(0), v);
                 weights_and_shares(s, r, i, w, q);
 #pragma unroll
-                for (int j = 0; j < PACK; j++)
-                    v[j] = place(s.plan, i, j) < s.plan.width ? w[j] * q[j] * (lse - v[j]) : C(0);
+                for (int j = 0; j < PACK; j++) {
+                    // What has no share counts nothing, were it infinite.
+                    const C share = place(s.plan, i, j) < s.plan.width ? w[j] * q[j] : C(0);
+                    v[j] = share == C(0) ? C(0) : share * base.surprise(v[j]);
+                }
                 rest += pack_sum(v);
             });
             loss += team.sum(rest);
@@ -144,7 +170,7 @@ ONE_BLOCK_KERNEL cross_entropy_sum(const CrossEntropy p) { sum_losses(p); }
 
 struct CrossEntropyGrad {
     Scores scores;
-    Tensor lse, g, out;
+    Tensor stats, g, out;
 };
 
 // out = g (softmax sum(w q) - w q) / count. In place of the logits: a thread writes only what it alone reads.
@@ -155,8 +181,9 @@ DEVICE void cross_entropy_grad(const CrossEntropyGrad& p) {
     const Team team(s.plan.team, memory);
     for (int64_t r = team.first; r < s.plan.rows; r += team.step) {
         const Row<C> x(s.logits, r, s.plan), out(p.out, r, s.plan);
-        const Class c = row_class(s, r);
-        const C lse = number<C>(p.lse, r), scale = upstream<C>(s, p.g, r);
+        const Base<C> base = row_base<C>(p.stats, r);
+        const Class c = base.nothing() ? Class{-1, false} : row_class(s, r);
+        const C scale = upstream<C>(s, p.g, r);
         C mass = 0, own = 0;
         if (s.given) {
             each_pack<0>(team, s.plan, [&](int, int64_t i) {
@@ -178,7 +205,7 @@ DEVICE void cross_entropy_grad(const CrossEntropyGrad& p) {
             weights_and_shares(s, r, i, w, q);
 #pragma unroll
             for (int j = 0; j < PACK; j++) {
-                C grad = whole * exp(v[j] - lse) - scale * w[j] * q[j];
+                C grad = whole * exp((v[j] - base.most) - base.log) - scale * w[j] * q[j];
                 if (place(s.plan, i, j) == c.at) grad -= at_class;
                 v[j] = c.counts ? grad : C(0);
             }
@@ -210,7 +237,7 @@ DEVICE void nll_loss_grad(const CrossEntropyGrad& p) {
 KERNEL nll_loss_grad_f32(const CrossEntropyGrad p) { nll_loss_grad<float>(p); }
 KERNEL nll_loss_grad_f64(const CrossEntropyGrad p) { nll_loss_grad<double>(p); }
 
-// By target distributions: g keep w (lse - x) / count.
+// By target distributions: g keep w ((m - x) + log) / count.
 template <class C>
 DEVICE void cross_entropy_target_grad(const CrossEntropyGrad& p) {
     SHARED_MEMORY(memory);
@@ -218,13 +245,14 @@ DEVICE void cross_entropy_target_grad(const CrossEntropyGrad& p) {
     const Team team(s.plan.team, memory);
     for (int64_t r = team.first; r < s.plan.rows; r += team.step) {
         const Row<C> x(s.logits, r, s.plan), out(p.out, r, s.plan);
-        const C lse = number<C>(p.lse, r), scale = upstream<C>(s, p.g, r) * C(s.keep);
+        const Base<C> base = row_base<C>(p.stats, r).finite();
+        const C scale = upstream<C>(s, p.g, r) * C(s.keep);
         each_pack<0>(team, s.plan, [&](int, int64_t i) {
             C v[PACK], w[PACK];
             x.read(i, C(0), v);
             read_or(s.weight, i, s.plan, C(1), w);
 #pragma unroll
-            for (int j = 0; j < PACK; j++) v[j] = scale * w[j] * (lse - v[j]);
+            for (int j = 0; j < PACK; j++) v[j] = scale * w[j] * base.surprise(v[j]);
             out.write(i, v);
         });
     }
@@ -234,8 +262,8 @@ KERNEL cross_entropy_target_grad_f64(const CrossEntropyGrad p) { cross_entropy_t
 
 struct CrossEntropyWeightGrad {
     Scores scores;
-    Tensor lse, g, out;
-    double *sums, *counts;  // of each class: sum over rows of g q_c (lse - x_c) / count, and rows with this target
+    Tensor stats, g, out;
+    double *sums, *counts;  // of each class: sum over rows of g q_c s_c / count, and rows with this target
 };
 
 // Two kernels, for class weights are seldom learned: first a thread sums one class over all rows.
@@ -255,8 +283,9 @@ DEVICE void cross_entropy_weight_sums(const CrossEntropyWeightGrad& p) {
                 count += 1;
             }
             // Of what has no share nothing counts, were it infinite.
-            const double x = Row<C>(s.logits, r, s.plan).get(c);
-            if (q != 0) sum += double(upstream<C>(s, p.g, r)) * double(q) * (double(number<C>(p.lse, r)) - x);
+            if (q == 0) continue;
+            const double surprise = row_base<C>(p.stats, r).finite().surprise_wide(Row<C>(s.logits, r, s.plan).get(c));
+            sum += double(upstream<C>(s, p.g, r)) * double(q) * surprise;
         }
         p.sums[c] = sum;
         p.counts[c] = count;

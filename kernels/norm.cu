@@ -1,7 +1,9 @@
 // Layer norm over the last dimension, and RMS norm, which is the same with 0 in place of the mean (no `mean` operand).
 //
 // A team of threads a row (rows.cuh), which keeps it in registers if it fits, else reads it again; all sums in the
-// arithmetic's type, each thread's own first, then as a tree. Mean and variance are taken in two passes.
+// arithmetic's type, each thread's own first, then as a tree. Mean and variance are taken in two passes. A row whose
+// squares overflow, or vanish with no eps to speak of, or which lies so far from 0 that the mean's rounding counts, is
+// done again, scaled and in f64 (far_row).
 //
 // With xhat = (x - mean) rstd and e = g weight, as mean and rstd depend on every x of the row:
 // dx = rstd (e - mean(e) - xhat mean(e xhat)).
@@ -16,11 +18,55 @@ struct LayerNorm {
     double eps;
 };
 
+// A row far from 1: scaled by a power of two, in f64, element by element.
+template <class C>
+DEVICE void far_row(const LayerNorm& p, const Team& team, int64_t r) {
+    const Row<C> x(p.x, r, p.plan), out(p.out, r, p.plan);
+    const int64_t n = p.plan.width;
+    double most = 0, mean = 0, squares = 0;
+    for (int64_t i = team.rank; i < n; i += team.size) most = Larger()(most, double(fabs(x.get(i))));
+    most = team.fold(most, 0.0, Larger());
+    // 1 for what is 0 or not finite.
+    double scale = 1;
+    if (most > 0 && isfinite(most)) {
+        const int exponent = ilogb(most);
+        scale = ldexp(1.0, exponent < -1022 ? 1022 : exponent > 1022 ? -1022 : -exponent);
+    }
+    if (p.mean.present()) {
+        for (int64_t i = team.rank; i < n; i += team.size) mean += double(x.get(i)) * scale;
+        mean = team.sum(mean) / double(n);
+    }
+    for (int64_t i = team.rank; i < n; i += team.size) {
+        const double d = double(x.get(i)) * scale - mean;
+        squares += d * d;
+    }
+    const double rstd = 1 / sqrt(team.sum(squares) / double(n) + p.eps * scale * scale);
+    if (team.rank == 0) {
+        if (p.mean.present()) store(p.mean, p.mean.offset(r), C(mean / scale));
+        store(p.rstd, p.rstd.offset(r), C(rstd * scale));
+    }
+    for (int64_t i = team.rank; i < n; i += team.size) {
+        const double w = p.weight.present() ? double(Row<C>(p.weight, 0, p.plan).get(i)) : 1.0;
+        const double b = p.bias.present() ? double(Row<C>(p.bias, 0, p.plan).get(i)) : 0.0;
+        store(p.out, out.start + i * out.stride, C(fma((double(x.get(i)) * scale - mean) * rstd, w, b)));
+    }
+}
+
+// xhat = (x/2 + shift) factor: x - mean may overflow where xhat does not.
+template <class C>
+struct Centring {
+    C shift, factor;
+    DEVICE Centring(C mean, C rstd) : shift(C(-0.5) * mean), factor(rstd + rstd) {}
+    DEVICE C operator()(C x) const { return fma(x, C(0.5), shift) * factor; }
+};
+
 template <class C, int KEPT>
 DEVICE void layer_norm(const LayerNorm& p) {
     SHARED_MEMORY(memory);
     const Team team(p.plan.team, memory);
     const int64_t n = p.plan.width;
+    // Squares that add up to less have lost digits; and so has a variance that is a smaller part of the mean's square.
+    const C least = sizeof(C) == 4 ? C(1e-30) : C(1e-290), part = sizeof(C) == 4 ? C(1e-6) : C(0);
     for (int64_t r = team.first; r < p.plan.rows; r += team.step) {
         const Row<C> x(p.x, r, p.plan), out(p.out, r, p.plan);
         C v[KEPT > 0 ? KEPT : 1][PACK], mean = 0, sum = 0;
@@ -40,7 +86,12 @@ DEVICE void layer_norm(const LayerNorm& p) {
             }
             squares += pack_sum(square);
         });
-        const C rstd = C(1) / sqrt(team.sum(squares) / C(n) + C(p.eps));
+        const C variance = team.sum(squares) / C(n), spread = variance + C(p.eps);
+        if (!(spread >= least && spread < C(INFINITY) && variance >= mean * mean * part)) {
+            far_row<C>(p, team, r);
+            continue;
+        }
+        const C rstd = C(1) / sqrt(spread);
         if (team.rank == 0) {
             if (p.mean.present()) store(p.mean, p.mean.offset(r), mean);
             store(p.rstd, p.rstd.offset(r), rstd);
@@ -73,6 +124,7 @@ DEVICE void layer_norm_grad(const LayerNormGrad& p) {
     for (int64_t r = team.first; r < p.plan.rows; r += team.step) {
         const Row<C> x(p.x, r, p.plan), g(p.g, r, p.plan), out(p.out, r, p.plan);
         const C mean = number<C>(p.mean, r), rstd = number<C>(p.rstd, r);
+        const Centring<C> centred(mean, rstd);
         C xhat[KEPT > 0 ? KEPT : 1][PACK], e[KEPT > 0 ? KEPT : 1][PACK];
         const auto read = [&](int k, int64_t i) {
             C w[PACK];
@@ -81,7 +133,7 @@ DEVICE void layer_norm_grad(const LayerNormGrad& p) {
             read_or(p.weight, i, p.plan, C(1), w);
 #pragma unroll
             for (int j = 0; j < PACK; j++) {
-                xhat[k][j] = (xhat[k][j] - mean) * rstd;
+                xhat[k][j] = centred(xhat[k][j]);
                 e[k][j] *= w[j];
             }
         };
@@ -137,12 +189,13 @@ DEVICE void layer_norm_param_grad(const LayerNormParamGrad& p) {
             for (int j = 0; j < PACK; j++) dw[j] = db[j] = 0;
             for (int d = 0; d < DEPTH && r < end; d++, r += step) {
                 C x[PACK], g[PACK];
-                const C mean = number<C>(p.mean, r), rstd = number<C>(p.rstd, r);
+                const C mean = number<C>(p.mean, r);
+                const Centring<C> centred(mean, number<C>(p.rstd, r));
                 Row<C>(p.x, r, p.plan).read(column, mean, x);
                 Row<C>(p.g, r, p.plan).read(column, C(0), g);
 #pragma unroll
                 for (int j = 0; j < PACK; j++) {
-                    dw[j] = fma(g[j], (x[j] - mean) * rstd, dw[j]);
+                    dw[j] = fma(g[j], centred(x[j]), dw[j]);
                     db[j] += g[j];
                 }
             }

@@ -22,9 +22,10 @@ struct LossForward {
             case ABSOLUTE: MAP3(fabs(a - b));
             case SMOOTH_L1: MAP3(smooth_l1(fabs(a - b), k));
             case HUBER: MAP3(huber(fabs(a - b), k));
-            case KL_DIVERGENCE: MAP3((b == C(0) ? C(0) : b * log(b)) - b * a);
-            case KL_DIVERGENCE_LOG: MAP3(exp(b) * (b - a));
-            default: MAP3((C(1) - b) * a + ((c - C(1)) * b + C(1)) * softplus(-a));
+            case KL_DIVERGENCE: MAP3((b == C(0) ? C(0) : b * log(b)) - part(b, a));
+            case KL_DIVERGENCE_LOG: MAP3(part(exp(b), b - a));
+            // max(x, 0) and max(-x, 0) apart, so that a sure and right x cancels nothing.
+            default: MAP3(part(a > C(0) ? C(1) - b : -(c * b), a) + ((c - C(1)) * b + C(1)) * beyond(a));
         }
     }
 };
@@ -52,7 +53,7 @@ struct LossBackward {
                 if (by == 0) { MAP4(-d * exp(b)); }
                 MAP4(d * exp(b) * (b - a + C(1)));
             default:
-                if (by == 0) { MAP4(d * (((c - C(1)) * b + C(1)) * sigmoid(a) - c * b)); }
+                if (by == 0) { MAP4(d * ((C(1) - b) * sigmoid(a) - c * b * sigmoid(-a))); }
                 if (by == 1) { MAP4(d * ((c - C(1)) * softplus(-a) - a)); }
                 MAP4(d * b * softplus(-a));
         }

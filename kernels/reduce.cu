@@ -9,6 +9,7 @@
 // in the arithmetic's type and what comes of these in f64, all else runs in f64; so the error doesn't grow with the
 // length. Pieces are put together in f64, in an order of its own (reduce_parts); there are so few that what they leave is
 // bounded. Variance and log-sum-exp take two passes by one team.
+// So do norms whose sum of powers f64 may not hold: those of f64 and of high orders.
 #include "rows.cuh"
 #include "scalar.cuh"
 
@@ -194,6 +195,46 @@ DEVICE double mean_of_group(const ReduceRows& p, const Team& team, int64_t o) {
     return fold_each<C>(p, team, o, 0, p.group, Wide<C>(), Add(), 0.0) / p.group;
 }
 
+template <class C>
+struct Relative {
+    double most, ord;
+    DEVICE double operator()(C value) const {
+        const double x = fabs(double(value)) / most;
+        return ord == 2 ? x * x : pow(x, ord);
+    }
+};
+template <class C>
+struct ScaledSquare {
+    double by, mean;
+    DEVICE double operator()(C x) const { return (x / by - mean) * (x / by - mean); }
+};
+template <class C>
+struct Scaled {
+    double by;
+    DEVICE double operator()(C x) const { return x / by; }
+};
+
+// A sum of powers that f64 holds with all its digits.
+DEVICE bool is_held(double sum) { return sum >= 1e-290 && sum < INFINITY; }
+
+DEVICE double order(const ReduceRows& p) { return p.kind == NORM_2 ? 2.0 : p.parameter; }
+
+// (sum |x / most|^ord)^(1/ord): the norm relative to its leading magnitude.
+template <class C>
+DEVICE double relative_norm(const ReduceRows& p, const Team& team, int64_t o, double most) {
+    const double sum = fold_each<C>(p, team, o, 0, p.group, Relative<C>{most, order(p)}, Add(), 0.0);
+    return finish(p.kind, p.parameter, sum);
+}
+
+// The largest magnitude, or of a norm of negative order the smallest.
+template <class C>
+DEVICE double leading(const ReduceRows& p, const Team& team, int64_t o) {
+    const Magnitude<C> magnitude{NORM_1, 0};
+    if (p.kind == NORM && p.parameter < 0)
+        return fold_each<C>(p, team, o, 0, p.group, magnitude, Smaller(), double(INFINITY));
+    return fold_each<C>(p, team, o, 0, p.group, magnitude, Larger(), 0.0);
+}
+
 // The reductions of two passes: a team for each group.
 template <class C>
 DEVICE void reduce_twice(const ReduceRows& p) {
@@ -206,11 +247,26 @@ DEVICE void reduce_twice(const ReduceRows& p) {
             y = most;
             // Of only -inf it is -inf; +inf and NaN pass.
             if (isfinite(most)) y += log(fold_each<C>(p, team, o, 0, p.group, ExpAbove<C>{most}, Add(), 0.0));
+        } else if (p.kind == NORM_2 || p.kind == NORM) {
+            const double sum = fold_each<C>(p, team, o, 0, p.group, Magnitude<C>{p.kind, p.parameter}, Add(), 0.0);
+            y = finish(p.kind, p.parameter, sum);
+            if (!is_held(sum)) {
+                const double most = leading<C>(p, team, o);
+                y = most == 0 || !isfinite(most) ? most : most * relative_norm<C>(p, team, o, most);
+            }
         } else {
-            const double mean = mean_of_group<C>(p, team, o);
-            const double squares = fold_each<C>(p, team, o, 0, p.group, SquareAround<C>{mean}, Add(), 0.0);
-            y = squares / fmax(p.group - p.parameter, 0.0);
-            if (p.kind == STD) y = sqrt(y);
+            const double mean = mean_of_group<C>(p, team, o), rest = fmax(p.group - p.parameter, 0.0);
+            y = fold_each<C>(p, team, o, 0, p.group, SquareAround<C>{mean}, Add(), 0.0) / rest;
+            if (p.kind == STD) {
+                const bool held = is_held(y);
+                y = sqrt(y);
+                const double most = held ? 0 : leading<C>(p, team, o);
+                if (most > 0 && isfinite(most)) {
+                    const double scaled = fold_each<C>(p, team, o, 0, p.group, Scaled<C>{most}, Add(), 0.0) / p.group;
+                    const ScaledSquare<C> square{most, scaled};
+                    y = most * sqrt(fold_each<C>(p, team, o, 0, p.group, square, Add(), 0.0) / rest);
+                }
+            }
         }
         if (team.rank == 0) store(p.out, p.out.offset(o), y);
     }
@@ -304,7 +360,8 @@ struct ReduceStat {
     Tensor y;      // by the kept dimensions
 };
 
-// What a gradient needs to know of its group: of maxima and minima how many are equal to y, of variances the mean.
+// What a gradient needs to know of its group: of maxima and minima how many are equal to y, of variances the mean, and
+// where y is what the reduction is taken relative to, the sum or the norm relative to that.
 template <class C>
 DEVICE void reduce_stat(const ReduceStat& q) {
     SHARED_MEMORY(memory);
@@ -314,6 +371,11 @@ DEVICE void reduce_stat(const ReduceStat& q) {
         double stat;
         if (p.kind == VAR || p.kind == STD) {
             stat = mean_of_group<C>(p, team, o);
+        } else if (p.kind == LOG_SUM_EXP) {
+            const ExpAbove<C> above{load<C>(q.y, q.y.offset(o))};
+            stat = fold_each<C>(p, team, o, 0, p.group, above, Add(), 0.0);
+        } else if (p.kind == NORM_2 || p.kind == NORM) {
+            stat = relative_norm<C>(p, team, o, double(load<C>(q.y, q.y.offset(o))));
         } else {
             const C y = load<C>(q.y, q.y.offset(o));
             const Equal<C> wins{y, p.kind == NORM_MAX || p.kind == NORM_MIN};
@@ -332,7 +394,8 @@ struct ReduceGrad {
     int32_t kind, padding;
 };
 
-// The derivatives are listed at `Reduce` in crates/core/src/kernel.rs. One thread an element.
+// The derivatives are listed at `Reduce` in crates/core/src/kernel.rs; y is x reduced by `Reduce::in_grad`. One thread an
+// element.
 template <class C>
 DEVICE C reduce_derivative(const ReduceGrad& p, int64_t i) {
     const C x = load<C>(p.x, p.x.offset(i)), y = load<C>(p.y, p.y.offset(i)), g = load<C>(p.g, p.g.offset(i));
@@ -341,15 +404,16 @@ DEVICE C reduce_derivative(const ReduceGrad& p, int64_t i) {
     switch (p.kind) {
         // Of no winner y is NaN, and says so.
         case MAX: case MIN: return x == y ? g / C(stat) : y != y ? y : C(0);
-        case LOG_SUM_EXP: return g * exp(x - y);
+        // With inf or NaN there is no sum.
+        case LOG_SUM_EXP: return y == C(-INFINITY) ? C(0) : (isfinite(y) ? g / C(stat) : g) * exp(x - y);
         case VAR: return C((x - stat) * (2.0 * g / rest));
         case STD: return C((x - stat) * (y == 0 ? 0.0 : g / (y * rest)));
         case NORM_MAX: case NORM_MIN: return fabs(x) == y ? g / C(stat) * sign(x) : C(0);
         case COUNT: return 0;
         case NORM_1: return g * sign(x);
-        case NORM_2: return y == 0 ? C(0) : x * (g / y);
+        case NORM_2: return y == 0 ? C(0) : x / y * (g / C(stat));
         default:
-            return x == 0 || y == 0 ? C(0) : g * sign(x) * C(pow(fabs(double(x)) / y, p.parameter - 1));
+            return x == 0 || y == 0 ? C(0) : g * sign(x) * C(pow(fabs(double(x)) / y / stat, p.parameter - 1));
     }
 }
 template <class C>

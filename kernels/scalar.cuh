@@ -24,9 +24,15 @@ DEVICE C limit(C x, C low, C high) {
 // The normal distribution function.
 template <class C>
 DEVICE C normal_cdf(C x) { return C(0.5) * erfc(-x * C(0.70710678118654752440)); }
+// ln(1 + e^-|x|): what softplus has beyond max(x, 0).
+template <class C>
+DEVICE C beyond(C x) { return log1p(exp(-fabs(x))); }
 // ln(1 + e^x), without overflow or cancellation.
 template <class C>
-DEVICE C softplus(C x) { return larger(x, C(0)) + log1p(exp(-fabs(x))); }
+DEVICE C softplus(C x) { return larger(x, C(0)) + beyond(x); }
+// share x, 0 where there is no share, were x infinite.
+template <class C>
+DEVICE C part(C share, C x) { return share == C(0) ? C(0) : share * x; }
 // -1, 0 or 1 as x; NaN stays.
 template <class C>
 DEVICE C sign(C x) { return x > C(0) ? C(1) : x < C(0) ? C(-1) : x * C(0); }

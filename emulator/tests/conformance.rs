@@ -1,9 +1,13 @@
 //! The CUDA backend against the registry of ops, as every device is: each op that has CUDA kernels, in every float dtype.
 
+use retape_core::ops::{Op, Sample};
 use retape_core::{DType, Int8Spec, Mark};
 use retape_cuda_emulator::device;
 use retape_tests::SampleMarks;
-use retape_tests::conformance::{FLOATS, Refused, marks_don_t_show, outputs_are_rounded_once, strides_don_t_show};
+use retape_tests::conformance::{
+    FLOATS, Refused, differences_from_f64, far_out_samples, marks_don_t_show, outputs_are_rounded_once,
+    strides_don_t_show,
+};
 
 /// Ops without CUDA kernels, as docs/cuda.md lists them. It is an error if another one is refused, and if one of these isn't.
 const REFUSED: &[&str] = &[];
@@ -26,6 +30,22 @@ fn f32_agrees_with_the_cpu_in_f64() {
 #[test]
 fn sixteen_bits_are_rounded_once() {
     check(outputs_are_rounded_once(&device(), &retape_cpu::device(), &[DType::BF16, DType::F16], true));
+}
+
+fn agree_with_f64(dtypes: &[DType], samples: &[Sample]) {
+    let differences = differences_from_f64(&device(), &retape_cpu::device(), dtypes, samples);
+    assert!(differences.is_empty(), "{} differ:\n{}", differences.len(), differences.join("\n"));
+}
+
+#[test]
+fn every_sample_agrees_with_f64() {
+    agree_with_f64(&[DType::F32, DType::BF16, DType::F16], &Op::all_samples());
+}
+
+/// Large, saturated and tiny numbers.
+#[test]
+fn every_op_agrees_with_f64_far_out() {
+    agree_with_f64(&[DType::F32], &far_out_samples(DType::F32));
 }
 
 /// Inputs and outputs marked alike, in turn: bits, bytes, nothing left, equal passes.

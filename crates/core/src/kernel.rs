@@ -146,7 +146,8 @@ pub enum Reduce {
     Min,
     /// The product; 1 of nothing. Derivative: the product of the others (no division: exact with zeros).
     Prod,
-    /// ln sum e^x, without overflow; -inf of nothing. Derivative e^(x_i - y).
+    /// ln sum e^x, without overflow; -inf of nothing. Derivative: the softmax e^(x_i - m) / sum e^(x - m) with m the largest;
+    /// 0 in a group of only -inf.
     LogSumExp,
     /// sum (x - mean)^2 / max(n - correction, 0). Derivative 2 (x_i - mean) / (n - correction); with n <= correction
     /// NaN where x_i is the mean, else infinite.
@@ -192,10 +193,10 @@ pub enum Loss {
     Huber(f64),
     /// Of log-probabilities x and probabilities t: t (ln t - x), 0 where t = 0; by x: -t; by t: ln t + 1 - x.
     KlDivergence,
-    /// Of log-probabilities x and t: e^t (t - x); by x: -e^t; by t: e^t (t - x + 1).
+    /// Of log-probabilities x and t: e^t (t - x), 0 where e^t = 0; by x: -e^t; by t: e^t (t - x + 1).
     KlDivergenceLog,
-    /// Binary cross-entropy of logits x: (1-t) x + l softplus(-x) with l = 1 + (w-1) t, where the third operand w weighs
-    /// the positives (1 if absent); by x: (1-t) - l sigmoid(-x); by t: -x + (w-1) softplus(-x); by w: t softplus(-x).
+    /// Binary cross-entropy of logits x: (1-t) max(x, 0) + w t max(-x, 0) + l ln(1 + e^-|x|) with l = 1 + (w-1) t, where the
+    /// third operand w weighs the positives (1 if absent); by x: (1-t) sigmoid(x) - w t sigmoid(-x); by t: -x + (w-1) softplus(-x); by w: t softplus(-x).
     BinaryLogits,
 }
 
@@ -212,7 +213,8 @@ pub enum LossReduction {
 
 /// Cross-entropy of class scores: with q the target distribution of a row, (1 - smoothing) p + smoothing / classes where
 /// p is the given distribution or all on the target class, and class weights w (1 if absent), the loss of a row is
-/// sum over c of w_c q_c (lse - x_c). Rows whose target is `ignore` have loss 0. The mean divides by the sum of the
+/// sum over c of w_c q_c (-ln p_c), p the softmax: a class without a share counts 0, were its score -inf. A row of only
+/// -inf has the loss inf and gradients 0. Rows whose target is `ignore` have loss 0. The mean divides by the sum of the
 /// targets' weights over rows that count; with distributions as targets by the number of rows.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct CrossEntropySpec {
@@ -328,8 +330,8 @@ pub enum Kernel<'a> {
     Select { cond: &'a Tensor, a: &'a Tensor, b: &'a Tensor, out: &'a Tensor },
     /// out = f over the dimensions where `out` (of x's rank) has size 1 and x has not.
     Reduce { f: Reduce, x: &'a Tensor, out: &'a Tensor },
-    /// Gradient of a reduction with result y = f(x): out = g times the derivative. g and y have size 1 in the reduced
-    /// dimensions. f is none of Sum (whose gradient is g, repeated).
+    /// Gradient of a reduction f: out = g times the derivative. g and y have size 1 in the reduced dimensions; y is x reduced
+    /// by [`Reduce::in_grad`]. f is none of Sum (whose gradient is g, repeated).
     ReduceGrad { f: Reduce, x: &'a Tensor, y: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
     /// The largest along `dim` (which isn't empty) and where it first stands (i64); a NaN counts as the largest.
     /// `values` and `indices` have size 1 in `dim`.
@@ -426,24 +428,25 @@ pub enum Kernel<'a> {
         out: &'a Tensor,
     },
     /// logits `[.., classes]`; target class indices `[..]` (i64 or i32) or distributions `[.., classes]`; weight
-    /// `[classes]`; loss `[]`, or `[..]` unreduced, as the spec says (a mean over nothing is NaN); lse `[..]` is written
-    /// for every row. Without lse the logits are log-probabilities, and lse counts as 0. A target outside the classes
-    /// (and not ignored) is an InvalidValue error.
+    /// `[classes]`; loss `[]`, or `[..]` unreduced, as the spec says (a mean over nothing is NaN). `stats` `[.., 2]` is
+    /// written for every row: its largest logit m and log = ln sum e^(x - m), so that ln p = (x - m) - log; (-inf, 0) of a
+    /// row of only -inf. (Their sum in one number would lose the second where logits are large.) Without `stats` the logits
+    /// are log-probabilities. A target outside the classes (and not ignored) is an InvalidValue error.
     CrossEntropy {
         logits: &'a Tensor,
         target: &'a Tensor,
         weight: Option<&'a Tensor>,
         spec: CrossEntropySpec,
         loss: &'a Tensor,
-        lse: Option<&'a Tensor>,
+        stats: Option<&'a Tensor>,
     },
-    /// Gradient by the logits: out = g (softmax sum(w q) - w q) / count with softmax = exp(logits - lse), 0 in ignored
-    /// rows (all rows 0 if every one is ignored). g has the loss's shape; `out` may have any strides. In place: logits.
+    /// Gradient by the logits: out = g (softmax sum(w q) - w q) / count with softmax = exp((logits - m) - log), 0 in
+    /// ignored rows (all rows 0 if every one is ignored) and in those of only -inf. g has the loss's shape; `out` may have any strides. In place: logits.
     CrossEntropyGrad {
         logits: &'a Tensor,
         target: &'a Tensor,
         weight: Option<&'a Tensor>,
-        lse: &'a Tensor,
+        stats: &'a Tensor,
         g: &'a Tensor,
         spec: CrossEntropySpec,
         out: &'a Tensor,
@@ -456,21 +459,21 @@ pub enum Kernel<'a> {
         spec: CrossEntropySpec,
         out: &'a Tensor,
     },
-    /// Gradient by target distributions: out = g (1 - smoothing) w (lse - logits) / count.
+    /// Gradient by target distributions: out = g (1 - smoothing) w ((m - logits) + log) / count.
     CrossEntropyTargetGrad {
         logits: &'a Tensor,
         weight: Option<&'a Tensor>,
-        lse: &'a Tensor,
+        stats: &'a Tensor,
         g: &'a Tensor,
         spec: CrossEntropySpec,
         out: &'a Tensor,
     },
-    /// Gradient by the class weights, the mean's divisor included; lse as in CrossEntropy.
+    /// Gradient by the class weights, the mean's divisor included; `stats` as in CrossEntropy.
     CrossEntropyWeightGrad {
         logits: &'a Tensor,
         target: &'a Tensor,
         weight: &'a Tensor,
-        lse: Option<&'a Tensor>,
+        stats: Option<&'a Tensor>,
         g: &'a Tensor,
         spec: CrossEntropySpec,
         out: &'a Tensor,
@@ -667,6 +670,19 @@ impl Kernel<'_> {
             Kernel::Normal { .. } => "normal",
             Kernel::AdamW { .. } => "adamw",
             Kernel::SquaredNorm { .. } => "squared_norm",
+        }
+    }
+}
+
+impl Reduce {
+    /// The reduction whose result the gradient of this one reads. Of a logarithm of sums and of norms, whose own result
+    /// may have lost what the gradient needs, or overflow, it is the number that they are taken relative to.
+    pub const fn in_grad(self) -> Reduce {
+        match self {
+            Reduce::LogSumExp => Reduce::Max,
+            Reduce::Norm { ord } if ord < 0.0 => Reduce::Norm { ord: f64::NEG_INFINITY },
+            Reduce::Norm { .. } => Reduce::Norm { ord: f64::INFINITY },
+            other => other,
         }
     }
 }

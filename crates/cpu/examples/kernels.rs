@@ -131,13 +131,13 @@ impl Bench {
         let param = Kernel::LayerNormParamGrad { x: &x, mean: Some(&mean), rstd: &rstd, g: &g, dweight, dbias };
         self.time("layer norm param grad", 2.0 * bytes, "GB/s", &[param])?;
         let target = Tensor::from_slice(&self.device, &[rows], &vec![3i64; rows])?;
-        let (loss, one) = (self.empty(&[])?, self.normal(&[])?);
+        let (loss, one, stats) = (self.empty(&[])?, self.normal(&[])?, self.empty(&[rows, 2])?);
         let spec = CrossEntropySpec { ignore: -1, ..CrossEntropySpec::default() };
         let ce =
-            Kernel::CrossEntropy { logits: &x, target: &target, weight: None, spec, loss: &loss, lse: Some(&rstd) };
+            Kernel::CrossEntropy { logits: &x, target: &target, weight: None, spec, loss: &loss, stats: Some(&stats) };
         self.time("cross entropy", bytes, "GB/s", &[ce])?;
-        let (lse, g1) = (&rstd, &one);
-        let ceg = Kernel::CrossEntropyGrad { logits: &x, target: &target, weight: None, lse, g: g1, spec, out: &out };
+        let (stats, g1) = (&stats, &one);
+        let ceg = Kernel::CrossEntropyGrad { logits: &x, target: &target, weight: None, stats, g: g1, spec, out: &out };
         self.time("cross entropy grad", 2.0 * bytes, "GB/s", &[ceg])?;
         let ids = Tensor::from_slice(&self.device, &[8192], &(0..8192i64).map(|i| i * 7 % 1024).collect::<Vec<_>>())?;
         let rows_out = self.normal(&[8192, n])?;

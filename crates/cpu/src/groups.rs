@@ -125,6 +125,58 @@ fn for_each_group<T: Float>(exec: &Exec, (count, len): (usize, usize), cost: usi
     );
 }
 
+/// A sum of powers that f64 holds with all its digits.
+#[inline(always)]
+fn is_held(sum: f64) -> bool {
+    (1e-290..f64::INFINITY).contains(&sum)
+}
+
+/// What a norm of this order is taken relative to: the largest magnitude, or of a negative order the smallest.
+#[inline(always)]
+fn leading<T: Float>(x: &Group<'_, T>, ord: f64) -> f64 {
+    let magnitude = |v: T| v.wide().abs();
+    if ord < 0.0 {
+        x.fold(
+            f64::INFINITY,
+            magnitude,
+            #[inline(always)]
+            |a, b| a.smaller(b),
+        )
+    } else {
+        x.fold(
+            0.0,
+            magnitude,
+            #[inline(always)]
+            |a, b| a.larger(b),
+        )
+    }
+}
+
+/// (sum |x / most|^ord)^(1/ord): the norm relative to the leading magnitude.
+#[inline(always)]
+fn relative_norm<T: Float>(x: &Group<'_, T>, ord: f64, most: f64) -> f64 {
+    if ord == 2.0 {
+        return x
+            .sum(
+                #[inline(always)]
+                |v| (v.wide() / most) * (v.wide() / most),
+            )
+            .sqrt();
+    }
+    x.sum(
+        #[inline(always)]
+        |v| (v.wide().abs() / most).powf(ord),
+    )
+    .powf(1.0 / ord)
+}
+
+/// The norm whose sum of powers f64 doesn't hold.
+#[cold]
+fn far_norm<T: Float>(x: &Group<'_, T>, ord: f64) -> f64 {
+    let most = leading(x, ord);
+    if most == 0.0 || !most.is_finite() { most } else { most * relative_norm(x, ord, most) }
+}
+
 /// out = f over the dimensions where out has size 1 and x has not, for the functions that need more than one pass or f64.
 pub(crate) fn reduce(exec: &Exec, f: Reduce, x: &Tensor, out: &Tensor) -> Result<()> {
     let dims = split_dims(x, out);
@@ -145,8 +197,11 @@ pub(crate) fn reduce(exec: &Exec, f: Reduce, x: &Tensor, out: &Tensor) -> Result
                 // Of only -inf it is -inf; +inf and NaN pass.
                 if !max.is_finite() { max } else { max + x.sum(#[inline(always)] |v| f64::exp(v.wide() - max)).ln() }
             }),
-            Reduce::Var { correction } => go!(2, |x| variance(&x, correction)),
-            Reduce::Std { correction } => go!(2, |x| variance(&x, correction).sqrt()),
+            Reduce::Var { correction } => go!(2, |x| variance(&x, correction, 1.0)),
+            Reduce::Std { correction } => go!(2, |x| {
+                let plain = variance(&x, correction, 1.0);
+                if is_held(plain) { plain.sqrt() } else { far_deviation(&x, correction, plain) }
+            }),
             Reduce::Norm { ord } => {
                 let magnitude = |v: T| v.wide().abs();
                 if ord == 0.0 {
@@ -154,13 +209,19 @@ pub(crate) fn reduce(exec: &Exec, f: Reduce, x: &Tensor, out: &Tensor) -> Result
                 } else if ord == 1.0 {
                     go!(1, |x| x.sum(magnitude))
                 } else if ord == 2.0 {
-                    go!(1, |x| x.sum(#[inline(always)] |v| v.wide() * v.wide()).sqrt())
+                    go!(1, |x| {
+                        let sum = x.sum(#[inline(always)] |v| v.wide() * v.wide());
+                        if is_held(sum) { sum.sqrt() } else { far_norm(&x, ord) }
+                    })
                 } else if ord == f64::INFINITY {
                     go!(1, |x| x.fold(0.0, magnitude, #[inline(always)] |a, b| a.larger(b)))
                 } else if ord == f64::NEG_INFINITY {
                     go!(1, |x| x.fold(f64::INFINITY, magnitude, #[inline(always)] |a, b| a.smaller(b)))
                 } else {
-                    go!(10, |x| x.sum(#[inline(always)] |v| v.wide().abs().powf(ord)).powf(1.0 / ord))
+                    go!(10, |x| {
+                        let sum = x.sum(#[inline(always)] |v| v.wide().abs().powf(ord));
+                        if is_held(sum) { sum.powf(1.0 / ord) } else { far_norm(&x, ord) }
+                    })
                 }
             }
             Reduce::Sum | Reduce::Max | Reduce::Min | Reduce::Prod => return Err(unsupported("reduce", x.dtype())),
@@ -169,18 +230,28 @@ pub(crate) fn reduce(exec: &Exec, f: Reduce, x: &Tensor, out: &Tensor) -> Result
     Ok(())
 }
 
-/// sum (x - mean)^2 / max(n - correction, 0).
+/// sum (x / by - mean)^2 / max(n - correction, 0), with the mean of x / by.
 #[inline(always)]
-fn variance<T: Float>(x: &Group<'_, T>, correction: f64) -> f64 {
-    let mean = x.mean();
+fn variance<T: Float>(x: &Group<'_, T>, correction: f64, by: f64) -> f64 {
+    let mean = x.sum(
+        #[inline(always)]
+        |v| v.wide() / by,
+    ) / x.len() as f64;
     let squares = x.sum(
         #[inline(always)]
-        |v| (v.wide() - mean) * (v.wide() - mean),
+        |v| (v.wide() / by - mean) * (v.wide() / by - mean),
     );
     squares / (x.len() as f64 - correction).max(0.0)
 }
 
-/// out = g times the derivative of y = f(x) by each x.
+/// The deviation whose squares f64 doesn't hold; `plain` where that isn't why.
+#[cold]
+fn far_deviation<T: Float>(x: &Group<'_, T>, correction: f64, plain: f64) -> f64 {
+    let most = leading(x, 1.0);
+    if most == 0.0 || !most.is_finite() { plain.sqrt() } else { most * variance(x, correction, most).sqrt() }
+}
+
+/// out = g times the derivative of f by each x; y is x reduced by [`Reduce::in_grad`].
 pub(crate) fn reduce_grad(exec: &Exec, f: Reduce, (x, y): (&Tensor, &Tensor), g: &Tensor, out: &Tensor) -> Result<()> {
     let dims = split_dims(x, y);
     if x.is_empty() {
@@ -229,7 +300,13 @@ pub(crate) fn reduce_grad(exec: &Exec, f: Reduce, (x, y): (&Tensor, &Tensor), g:
                     }
                 }
             }),
-            Reduce::LogSumExp => go!(8, |x, y, g, out| out.write(#[inline(always)] |i| g * Float::exp(x.get(i) - y))),
+            Reduce::LogSumExp => go!(8, |x, most, g, out| {
+                let sum = x.sum(#[inline(always)] |v| Float::exp(v - most).wide());
+                // With inf or NaN there is no sum.
+                let share = if most.wide().is_finite() { g / T::of(sum) } else { g };
+                let nothing = most == -T::INFINITY;
+                out.write(#[inline(always)] |i| if nothing { T::ZERO } else { share * Float::exp(x.get(i) - most) })
+            }),
             Reduce::Var { correction } => go!(2, |x, _y, g, out| {
                 let (mean, rest) = (x.mean(), (x.len() as f64 - correction).max(0.0));
                 let factor = 2.0 * g.wide() / rest;
@@ -247,15 +324,17 @@ pub(crate) fn reduce_grad(exec: &Exec, f: Reduce, (x, y): (&Tensor, &Tensor), g:
             }),
             Reduce::Norm { ord: 0.0 } => go!(1, |_x, _y, _g, out| out.write(|_| T::ZERO)),
             Reduce::Norm { ord: 1.0 } => go!(1, |x, _y, g, out| out.write(|i| g * sign(x.get(i)))),
-            Reduce::Norm { ord: 2.0 } => go!(1, |x, y, g, out| {
-                out.write(|i| if y == T::ZERO { T::ZERO } else { x.get(i) * (g / y) })
+            Reduce::Norm { ord: 2.0 } => go!(2, |x, most, g, out| {
+                let share = g / T::of(relative_norm(&x, 2.0, most.wide()));
+                out.write(|i| if most == T::ZERO { T::ZERO } else { x.get(i) / most * share })
             }),
-            Reduce::Norm { ord } => go!(10, |x, y, g, out| {
-                let y = y.wide();
-                let derivative = |x: f64| (x.abs() / y).powf(ord - 1.0);
+            Reduce::Norm { ord } => go!(20, |x, most, g, out| {
+                let most = most.wide();
+                let norm = relative_norm(&x, ord, most);
+                let derivative = |x: f64| (x.abs() / most / norm).powf(ord - 1.0);
                 out.write(|i| {
                     let v = x.get(i);
-                    if v == T::ZERO || y == 0.0 { T::ZERO } else { g * sign(v) * T::of(derivative(v.wide())) }
+                    if v == T::ZERO || most == 0.0 { T::ZERO } else { g * sign(v) * T::of(derivative(v.wide())) }
                 })
             }),
         }

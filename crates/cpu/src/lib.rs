@@ -144,20 +144,20 @@ unsafe impl Backend for Cpu {
             Kernel::LossGrad { f, by, x, target, weight, g, out } => {
                 pointwise_loss::loss_grad(exec, f, by, (x, target, weight), g, out)?
             }
-            Kernel::CrossEntropy { logits, target, weight, spec, loss, lse } => {
-                loss::cross_entropy(exec, Scores { logits, target, weight, spec }, loss, lse)?
+            Kernel::CrossEntropy { logits, target, weight, spec, loss, stats } => {
+                loss::cross_entropy(exec, Scores { logits, target, weight, spec }, loss, stats)?
             }
-            Kernel::CrossEntropyGrad { logits, target, weight, lse, g, spec, out } => {
-                loss::cross_entropy_grad(exec, Scores { logits, target, weight, spec }, lse, g, out)?
+            Kernel::CrossEntropyGrad { logits, target, weight, stats, g, spec, out } => {
+                loss::cross_entropy_grad(exec, Scores { logits, target, weight, spec }, stats, g, out)?
             }
             Kernel::NllLossGrad { target, weight, g, spec, out } => {
                 loss::nll_loss_grad(exec, Scores { logits: out, target, weight, spec }, g, out)?
             }
-            Kernel::CrossEntropyTargetGrad { logits, weight, lse, g, spec, out } => {
-                loss::target_grad(exec, Scores { logits, target: logits, weight, spec }, lse, g, out)?
+            Kernel::CrossEntropyTargetGrad { logits, weight, stats, g, spec, out } => {
+                loss::target_grad(exec, Scores { logits, target: logits, weight, spec }, stats, g, out)?
             }
-            Kernel::CrossEntropyWeightGrad { logits, target, weight, lse, g, spec, out } => {
-                loss::weight_grad(Scores { logits, target, weight: Some(weight), spec }, lse, g, out)?
+            Kernel::CrossEntropyWeightGrad { logits, target, weight, stats, g, spec, out } => {
+                loss::weight_grad(Scores { logits, target, weight: Some(weight), spec }, stats, g, out)?
             }
             Kernel::Im2col { x, window, out } => window::im2col(exec, x, window, out)?,
             Kernel::Col2im { cols, window, out } => window::col2im(exec, cols, window, out)?,

@@ -1,5 +1,6 @@
 //! Softmax cross-entropy: with class weights w and a target distribution q, the loss of a row is
-//! sum over c of w_c q_c (lse - x_c), lse = max + ln sum exp(x - max); lse - x_t for a plain class t.
+//! sum over c of w_c q_c s_c, where s_c = -ln p_c = (m - x_c) + log, m = max x, log = ln sum exp(x - m); s_t for a plain
+//! class t. m and log are never added up: where logits are large, their sum has lost log.
 //! The gradient is softmax sum(w q) - w q over the count; nothing of the logits' size is held besides its result.
 
 use crate::exec::Exec;
@@ -79,6 +80,53 @@ pub(crate) struct Scores<'a> {
     pub target: &'a Tensor,
     pub weight: Option<&'a Tensor>,
     pub spec: CrossEntropySpec,
+}
+
+/// What relates a row's scores to probabilities: p = exp((x - most) - log).
+#[derive(Debug, Clone, Copy)]
+struct Base<T> {
+    most: T,
+    log: T,
+}
+
+impl<T: Float> Base<T> {
+    /// That of log-probabilities.
+    const NONE: Base<T> = Base { most: T::ZERO, log: T::ZERO };
+
+    #[inline(always)]
+    fn of(x: Span<T>) -> Base<T> {
+        let most = row_max(x);
+        Base { most, log: if most == -T::INFINITY { T::ZERO } else { Float::ln(sum_exp(x, most)) } }
+    }
+
+    #[inline(always)]
+    fn read(stats: &Rows<T>, r: usize) -> Base<T> {
+        let row = stats.row(r);
+        Base { most: row.get(0), log: row.get(1) }
+    }
+
+    /// A row of only -inf.
+    #[inline(always)]
+    fn is_nothing(self) -> bool {
+        self.most == -T::INFINITY
+    }
+
+    /// The same, with inf and not NaN as -ln p in a row of only -inf.
+    #[inline(always)]
+    fn finite(self) -> Base<T> {
+        if self.is_nothing() { Base::NONE } else { self }
+    }
+
+    /// -ln p.
+    #[inline(always)]
+    fn surprise(self, x: T) -> T {
+        (self.most - x) + self.log
+    }
+
+    #[inline(always)]
+    fn surprise_wide(self, x: T) -> f64 {
+        (self.most.wide() - x.wide()) + self.log.wide()
+    }
 }
 
 /// The targets of rows.
@@ -175,10 +223,10 @@ impl<T: Float> Terms<T> {
 
     /// The loss of a row.
     #[inline(always)]
-    fn loss(&self, r: usize, lse: T) -> f64 {
+    fn loss(&self, r: usize, base: Base<T>) -> f64 {
         let Ok(class) = self.class(r) else { return 0.0 };
-        let x = self.x.row(r);
-        let own = class.map_or(0.0, |t| self.keep.wide() * self.of_class(t).wide() * (lse.wide() - x.get(t).wide()));
+        let (x, base) = (self.x.row(r), base.finite());
+        let own = class.map_or(0.0, |t| self.keep.wide() * self.of_class(t).wide() * base.surprise_wide(x.get(t)));
         if class.is_some() && self.spread == T::ZERO {
             return own;
         }
@@ -188,7 +236,9 @@ impl<T: Float> Terms<T> {
             |i| {
                 let (v, w, q) = (x.load::<BLOCK>(i, T::ZERO), self.weights(i), self.shares(r, i));
                 let within = x.len() - i;
-                lanes!(j => if j < within { w[j] * q[j] * (lse - v[j]) } else { T::ZERO })
+                // What has no share counts nothing, were it infinite.
+                let share = lanes!(j => if j < within { w[j] * q[j] } else { T::ZERO });
+                lanes!(j => if share[j] == T::ZERO { T::ZERO } else { share[j] * base.surprise(v[j]) })
             },
         );
         own + rest.wide()
@@ -218,10 +268,10 @@ fn upstream<T: Float>(g: &Tensor, spec: CrossEntropySpec, count: f64) -> impl Fn
     move |r| T::of(gs.at(if each { r } else { 0 }).wide() / count)
 }
 
-pub(crate) fn cross_entropy(exec: &Exec, scores: Scores<'_>, loss: &Tensor, lse: Option<&Tensor>) -> Result<()> {
+pub(crate) fn cross_entropy(exec: &Exec, scores: Scores<'_>, loss: &Tensor, stats: Option<&Tensor>) -> Result<()> {
     for_float!("cross_entropy", scores.logits.dtype(), T => {
         let terms = Terms::<T>::of("cross_entropy", scores)?;
-        let (xs, lses) = (&terms.x, lse.map(Span::<T>::of));
+        let (xs, stats) = (&terms.x, stats.map(Rows::<T>::of));
         let (out, reduction) = (Span::<T>::of(loss), scores.spec.reduction);
         // Some rows a task, by their number alone; a sum for each task.
         let batch = (TASK / xs.width).max(xs.count.div_ceil(SUMS)).max(1);
@@ -230,16 +280,17 @@ pub(crate) fn cross_entropy(exec: &Exec, scores: Scores<'_>, loss: &Tensor, lse:
         exec.run::<T>(xs.count.div_ceil(batch), xs.count * xs.width * 12, #[inline(always)] |task| {
             let mut sum = 0.0;
             for r in task * batch..((task + 1) * batch).min(xs.count) {
-                let lse = lses.map_or(T::ZERO, #[inline(always)] |lses| {
-                    let x = xs.row(r);
-                    let max = row_max(x);
-                    // A row of only -inf, or with +inf: the sum would be NaN, the limit is the maximum itself.
-                    let finite = max > -T::INFINITY && max < T::INFINITY;
-                    let lse = if finite { max + Float::ln(sum_exp(x, max)) } else { max };
-                    lses.set(r, lse);
-                    lse
-                });
-                let loss = terms.loss(r, lse);
+                // A match: SIMD wouldn't reach into a closure given to `map_or`.
+                let base = match &stats {
+                    Some(stats) => {
+                        let (base, row) = (Base::of(xs.row(r)), stats.row(r));
+                        row.set(0, base.most);
+                        row.set(1, base.log);
+                        base
+                    }
+                    None => Base::NONE,
+                };
+                let loss = terms.loss(r, base);
                 if reduction == LossReduction::None {
                     out.set(r, T::of(loss));
                 }
@@ -258,24 +309,25 @@ pub(crate) fn cross_entropy(exec: &Exec, scores: Scores<'_>, loss: &Tensor, lse:
 pub(crate) fn cross_entropy_grad(
     exec: &Exec,
     scores: Scores<'_>,
-    lse: &Tensor,
+    stats: &Tensor,
     g: &Tensor,
     out: &Tensor,
 ) -> Result<()> {
     for_float!("cross_entropy_grad", scores.logits.dtype(), T => {
         let terms = Terms::<T>::of("cross_entropy_grad", scores)?;
-        let (xs, outs, lses) = (&terms.x, Rows::<T>::of(out), Stat::<T>::of(lse));
+        let (xs, outs, stats) = (&terms.x, Rows::<T>::of(out), Rows::<T>::of(stats));
         let upstream = upstream::<T>(g, scores.spec, terms.count);
         for_each_row::<T>(exec, xs.count, xs.width, 10, #[inline(always)] |r| {
-            let (x, o, lse) = (xs.row(r), outs.row(r), lses.at(r));
-            let Ok(class) = terms.class(r) else {
-                return o.fill(T::ZERO);
+            let (x, o, base) = (xs.row(r), outs.row(r), Base::read(&stats, r));
+            let class = match terms.class(r) {
+                Ok(class) if !base.is_nothing() => class,
+                _ => return o.fill(T::ZERO),
             };
             let scale = upstream(r);
             let whole = scale * terms.mass(r, class);
             for i in (0..o.len()).step_by(BLOCK) {
                 let (v, w, q) = (x.load::<BLOCK>(i, T::ZERO), terms.weights(i), terms.shares(r, i));
-                let mut grads = lanes!(j => whole * Float::exp(v[j] - lse) - scale * w[j] * q[j]);
+                let mut grads = lanes!(j => whole * Float::exp((v[j] - base.most) - base.log) - scale * w[j] * q[j]);
                 if let Some(t) = class.filter(|t| (i..i + BLOCK).contains(t)) {
                     grads[t - i] += -(scale * terms.keep * terms.of_class(t));
                 }
@@ -301,29 +353,30 @@ pub(crate) fn nll_loss_grad(exec: &Exec, scores: Scores<'_>, g: &Tensor, out: &T
     Ok(())
 }
 
-/// out = g (1 - smoothing) w (lse - logits) / count.
-pub(crate) fn target_grad(exec: &Exec, scores: Scores<'_>, lse: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
+/// out = g (1 - smoothing) w ((m - logits) + log) / count.
+pub(crate) fn target_grad(exec: &Exec, scores: Scores<'_>, stats: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
     for_float!("cross_entropy_target_grad", scores.logits.dtype(), T => {
         let terms = Terms::<T>::of("cross_entropy_target_grad", scores)?;
-        let (xs, outs, lses) = (&terms.x, Rows::<T>::of(out), Stat::<T>::of(lse));
+        let (xs, outs, stats) = (&terms.x, Rows::<T>::of(out), Rows::<T>::of(stats));
         let upstream = upstream::<T>(g, scores.spec, terms.count);
         for_each_row::<T>(exec, xs.count, xs.width, 4, #[inline(always)] |r| {
-            let (x, o, lse, scale) = (xs.row(r), outs.row(r), lses.at(r), upstream(r) * terms.keep);
+            let (x, o, scale) = (xs.row(r), outs.row(r), upstream(r) * terms.keep);
+            let base = Base::read(&stats, r).finite();
             for i in (0..o.len()).step_by(BLOCK) {
                 let (v, w) = (x.load::<BLOCK>(i, T::ZERO), terms.weights(i));
-                o.store(i, lanes!(j => scale * w[j] * (lse - v[j])));
+                o.store(i, lanes!(j => scale * w[j] * base.surprise(v[j])));
             }
         });
     });
     Ok(())
 }
 
-/// out_c = the sum over rows of g q_c (lse - x_c) / count; and where the count is a sum of weights, less what a weight
+/// out_c = the sum over rows of g q_c ((m - x_c) + log) / count; and where the count is a sum of weights, less what a weight
 /// takes from the mean by being in it. Class weights are seldom learned: one thread.
-pub(crate) fn weight_grad(scores: Scores<'_>, lse: Option<&Tensor>, g: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn weight_grad(scores: Scores<'_>, stats: Option<&Tensor>, g: &Tensor, out: &Tensor) -> Result<()> {
     for_float!("cross_entropy_weight_grad", scores.logits.dtype(), T => {
         let terms = Terms::<T>::of("cross_entropy_weight_grad", scores)?;
-        let (lses, upstream) = (lse.map(Stat::<T>::of), upstream::<T>(g, scores.spec, terms.count));
+        let (stats, upstream) = (stats.map(Rows::<T>::of), upstream::<T>(g, scores.spec, terms.count));
         let classes = terms.x.width;
         // Of some classes: the sums, and the rows that each is the target of.
         let strip = |first: usize, end: usize| {
@@ -331,14 +384,14 @@ pub(crate) fn weight_grad(scores: Scores<'_>, lse: Option<&Tensor>, g: &Tensor, 
             for r in 0..terms.x.count {
                 let Ok(class) = terms.class(r) else { continue };
                 let (x, scale) = (terms.x.row(r), upstream(r).wide());
-                let lse = lses.as_ref().map_or(0.0, |l| l.at(r).wide());
+                let base = stats.as_ref().map_or(Base::NONE, |stats| Base::read(stats, r).finite());
                 for i in (first..end).step_by(BLOCK) {
                     let q = terms.shares(r, i);
                     for c in i..end.min(i + BLOCK) {
                         let own = if class == Some(c) { terms.keep } else { T::ZERO };
                         let q = (q[c - i] + own).wide();
                         // Of what has no share nothing counts, were it infinite.
-                        sums[c - first] += if q == 0.0 { 0.0 } else { scale * q * (lse - x.get(c).wide()) };
+                        sums[c - first] += if q == 0.0 { 0.0 } else { scale * q * base.surprise_wide(x.get(c)) };
                     }
                 }
                 if let Some(t) = class.filter(|t| (first..end).contains(t)) {

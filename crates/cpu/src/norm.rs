@@ -2,7 +2,9 @@
 //! same with 0 in place of the mean.
 //!
 //! With xhat = (x - mean) rstd: out = xhat weight + bias. For the gradient let e = g weight; as mean and rstd depend on
-//! every x of the row, dx = rstd (e - mean(e) - xhat mean(e xhat)). Mean and variance are taken in two passes.
+//! every x of the row, dx = rstd (e - mean(e) - xhat mean(e xhat)). Mean and variance are taken in two passes. A row whose
+//! squares overflow, or vanish with no eps to speak of, or which lies so far from 0 that the mean's rounding counts, is done
+//! again, scaled and in f64 ([`FarRow`]).
 
 use crate::exec::Exec;
 use crate::math::{DEPTH, Float, sum_blocks, sums_of_blocks};
@@ -50,6 +52,55 @@ impl<T: Float> Stat<T> {
     }
 }
 
+/// A power of two that brings this magnitude to 1..2, or near: 1 for what is 0 or not finite.
+fn scale_of(most: f64) -> f64 {
+    if most == 0.0 || !most.is_finite() {
+        return 1.0;
+    }
+    let exponent = (most.to_bits() >> 52).clamp(1, 2045);
+    f64::from_bits((2046 - exponent) << 52)
+}
+
+/// A row far from 1, scaled by a power of two, in f64: xhat = (x scale - mean) rstd.
+struct FarRow {
+    scale: f64,
+    mean: f64,
+    rstd: f64,
+}
+
+impl FarRow {
+    #[cold]
+    #[inline(never)]
+    fn of<T: Float>(x: Span<T>, centred: bool, eps: f64) -> FarRow {
+        let all = || (0..x.len()).map(|i| x.get(i).wide());
+        let (scale, n) = (scale_of(all().fold(0.0, |m, v| m.larger(v.abs()))), x.len() as f64);
+        let mean = if centred { all().map(|v| v * scale).sum::<f64>() / n } else { 0.0 };
+        let squares: f64 = all().map(|v| (v * scale - mean) * (v * scale - mean)).sum();
+        FarRow { scale, mean, rstd: 1.0 / (squares / n + eps * scale * scale).sqrt() }
+    }
+
+    #[inline(never)]
+    fn write<T: Float>(&self, x: Span<T>, weight: Option<Span<T>>, bias: Option<Span<T>>, out: Span<T>) {
+        for i in 0..x.len() {
+            let xhat = (x.get(i).wide() * self.scale - self.mean) * self.rstd;
+            let (w, b) = (weight.map_or(1.0, |w| w.get(i).wide()), bias.map_or(0.0, |b| b.get(i).wide()));
+            out.set(i, T::of(xhat.mul_add(w, b)));
+        }
+    }
+}
+
+/// x becomes xhat as (x/2 + shift) factor: x - mean may overflow where xhat does not.
+#[inline(always)]
+fn centring<T: Float>(mean: T, rstd: T) -> (T, T) {
+    (T::of(-0.5) * mean, rstd + rstd)
+}
+
+/// xhat, with what [`centring`] gives.
+#[inline(always)]
+fn centred<T: Float>(x: T, (shift, factor): (T, T)) -> T {
+    Float::mul_add(x, T::of(0.5), shift) * factor
+}
+
 /// Operands of [`layer_norm`].
 #[derive(Debug)]
 pub(crate) struct LayerNorm<'a> {
@@ -68,6 +119,8 @@ pub(crate) fn layer_norm(exec: &Exec, op: LayerNorm<'_>) -> Result<()> {
             let (means, rstds) = (op.mean.map(Stat::<T>::of), Stat::<T>::of(op.rstd));
             let (weight, bias) = (vector::<T>(op.weight), vector::<T>(op.bias));
             let (n, eps) = (T::of(xs.width as f64), T::of(op.eps));
+            // Squares that add up to less have lost digits; and so has a variance that is a smaller part of the mean's square.
+            let (least, part) = if size_of::<T>() == 4 { (T::of(1e-30), T::of(1e-6)) } else { (T::of(1e-290), T::ZERO) };
             for_each_row::<T>(exec, xs.count, xs.width, 4, #[inline(always)] |r| {
                 let (x, o) = (xs.row(r), outs.row(r));
                 let mean = match &means {
@@ -78,7 +131,17 @@ pub(crate) fn layer_norm(exec: &Exec, op: LayerNorm<'_>) -> Result<()> {
                     let v = x.load::<BLOCK>(i, mean);
     lanes!(j => (v[j] - mean) * (v[j] - mean))
                 });
-                let rstd = T::ONE / (squares / n + eps).root();
+                let (variance, within) = (squares / n, mean * mean * part);
+                let spread = variance + eps;
+                if !(spread >= least && spread < T::INFINITY && variance >= within) {
+                    let far = FarRow::of(x, means.is_some(), op.eps);
+                    if let Some(means) = &means {
+                        means.put(r, T::of(far.mean / far.scale));
+                    }
+                    rstds.put(r, T::of(far.rstd * far.scale));
+                    return far.write(x, weight, bias, o);
+                }
+                let rstd = T::ONE / spread.root();
                 if let Some(means) = &means {
                     means.put(r, mean);
                 }
@@ -103,8 +166,8 @@ fn xhat_and_e<T: Float>(
     i: usize,
 ) -> ([T; BLOCK], [T; BLOCK]) {
     let (v, d) = (x.load::<BLOCK>(i, mean), g.load::<BLOCK>(i, T::ZERO));
-    let w = block_or(weight, i, T::ONE);
-    (lanes!(j => (v[j] - mean) * rstd), lanes!(j => d[j] * w[j]))
+    let (w, by) = (block_or(weight, i, T::ONE), centring(mean, rstd));
+    (lanes!(j => centred(v[j], by)), lanes!(j => d[j] * w[j]))
 }
 
 pub(crate) fn layer_norm_grad(
@@ -176,12 +239,12 @@ pub(crate) fn layer_norm_param_grad(
                 let [dw, db] = &mut sums;
                 for r in from..to.min(from + DEPTH) {
                     let (x, g, rstd) = (xs.row(r), gs.row(r), rstds.at(r));
-                    let mean = means.as_ref().map_or(T::ZERO, |m| m.at(r));
+                    let by = centring(means.as_ref().map_or(T::ZERO, |m| m.at(r)), rstd);
                     for (k, i) in (first..end).step_by(BLOCK).enumerate() {
                         let (v, d) = (x.load::<BLOCK>(i, T::ZERO), g.load::<BLOCK>(i, T::ZERO));
                         for j in 0..BLOCK {
                             let at = k * BLOCK + j;
-                            dw[at] = d[j].mul_add((v[j] - mean) * rstd, dw[at]);
+                            dw[at] = Float::mul_add(d[j], centred(v[j], by), dw[at]);
                             db[at] += d[j];
                         }
                     }

@@ -32,7 +32,7 @@ type Operands<'a> = (&'a Tensor, &'a Tensor, Option<&'a Tensor>);
 /// ln(1 + e^x), without overflow or cancellation.
 #[inline(always)]
 fn softplus<T: Float>(x: T) -> T {
-    x.larger(T::ZERO) + Float::ln_1p(Float::exp(-x.magnitude()))
+    x.larger(T::ZERO) + beyond(x)
 }
 
 /// -1, 0 or 1 as d; NaN stays.
@@ -45,6 +45,18 @@ fn sign<T: Float>(d: T) -> T {
     } else {
         d * T::ZERO
     }
+}
+
+/// ln(1 + e^-|x|): what softplus has beyond max(x, 0).
+#[inline(always)]
+fn beyond<T: Float>(x: T) -> T {
+    Float::ln_1p(Float::exp(-x.magnitude()))
+}
+
+/// share x, 0 where there is no share, were x infinite.
+#[inline(always)]
+fn part<T: Float>(share: T, x: T) -> T {
+    if share == T::ZERO { T::ZERO } else { share * x }
 }
 
 /// t ln t, 0 at 0.
@@ -74,11 +86,15 @@ pub(crate) fn loss(exec: &Exec, f: Loss, (x, t, weight): Operands<'_>, out: &Ten
                     if d <= delta { half * d * d } else { delta * (d - half * delta) }
                 })
             }
-            (Loss::KlDivergence, _) => map!(exec, T, out, |x, t| entropy(t) - t * x),
-            (Loss::KlDivergenceLog, _) => map!(exec, T, out, |x, t| Float::exp(t) * (t - x)),
-            (Loss::BinaryLogits, None) => map!(exec, T, out, |x, t| (one - t) * x + softplus(-x)),
+            (Loss::KlDivergence, _) => map!(exec, T, out, |x, t| entropy(t) - part(t, x)),
+            (Loss::KlDivergenceLog, _) => map!(exec, T, out, |x, t| part(Float::exp(t), t - x)),
+            // max(x, 0) and max(-x, 0) apart, so that a sure and right x cancels nothing.
+            (Loss::BinaryLogits, None) => {
+                map!(exec, T, out, |x, t| part(if x > T::ZERO { one - t } else { -t }, x) + beyond(x))
+            }
             (Loss::BinaryLogits, Some(w)) => {
-                map!(exec, T, out, |x, t, w| (one - t) * x + ((w - one) * t + one) * softplus(-x))
+                map!(exec, T, out, |x, t, w| part(if x > T::ZERO { one - t } else { -(w * t) }, x)
+                    + ((w - one) * t + one) * beyond(x))
             }
         }
     });
@@ -117,9 +133,11 @@ pub(crate) fn loss_grad(
             (Loss::KlDivergence, ..) => map!(exec, T, out, |x, t, g| g * (Float::ln(t) + one - x)),
             (Loss::KlDivergenceLog, 0, _) => map!(exec, T, out, |t, g| -g * Float::exp(t)),
             (Loss::KlDivergenceLog, ..) => map!(exec, T, out, |x, t, g| g * Float::exp(t) * (t - x + one)),
-            (Loss::BinaryLogits, 0, None) => map!(exec, T, out, |x, t, g| g * (x.sigmoid() - t)),
+            (Loss::BinaryLogits, 0, None) => {
+                map!(exec, T, out, |x, t, g| g * ((one - t) * x.sigmoid() - t * (-x).sigmoid()))
+            }
             (Loss::BinaryLogits, 0, Some(w)) => {
-                map!(exec, T, out, |x, t, w, g| g * (((w - one) * t + one) * x.sigmoid() - w * t))
+                map!(exec, T, out, |x, t, w, g| g * ((one - t) * x.sigmoid() - w * t * (-x).sigmoid()))
             }
             (Loss::BinaryLogits, 1, Some(w)) => map!(exec, T, out, |x, w, g| g * ((w - one) * softplus(-x) - x)),
             (Loss::BinaryLogits, 1, None) => map!(exec, T, out, |x, g| -g * x),

@@ -240,20 +240,24 @@ fn cross_entropy_and_ignored_rows() {
         let reduction = if mean { LossReduction::Mean } else { LossReduction::Sum };
         let spec = CrossEntropySpec { ignore: -1, reduction, smoothing: 0.0 };
         for logits in views(&device, dtype, &[rows, n], &x) {
-            let [l, s, dx] = [&[][..], &[rows], &[rows, n]].map(|s| poisoned(&device, dtype, s));
+            let [l, s, dx] = [&[][..], &[rows, 2], &[rows, n]].map(|s| poisoned(&device, dtype, s));
             run(
                 &device,
-                Kernel::CrossEntropy { logits: &logits, target: &ids, weight: None, spec, loss: &l, lse: Some(&s) },
+                Kernel::CrossEntropy { logits: &logits, target: &ids, weight: None, spec, loss: &l, stats: Some(&s) },
             );
             close("loss", &l, &[loss], tolerance(dtype));
-            close("lse", &s, &lse, tolerance(dtype));
+            let stats = x.chunks(n).zip(&lse).flat_map(|(x, lse)| {
+                let most = x.iter().fold(f64::MIN, |m, &x| m.max(x));
+                [most, lse - most]
+            });
+            close("statistics", &s, &stats.collect::<Vec<_>>(), tolerance(dtype));
             run(
                 &device,
                 Kernel::CrossEntropyGrad {
                     logits: &logits,
                     target: &ids,
                     weight: None,
-                    lse: &s,
+                    stats: &s,
                     g: &g,
                     spec,
                     out: &dx,
@@ -263,15 +267,15 @@ fn cross_entropy_and_ignored_rows() {
         }
         let bad = Tensor::from_slice(&device, &[rows], &vec![n as i64; rows]).unwrap();
         let logits = tensor(&device, dtype, &[rows, n], &x);
-        let [l, s] = [&[][..], &[rows]].map(|s| poisoned(&device, dtype, s));
+        let [l, s] = [&[][..], &[rows, 2]].map(|s| poisoned(&device, dtype, s));
         let kernel =
-            Kernel::CrossEntropy { logits: &logits, target: &bad, weight: None, spec, loss: &l, lse: Some(&s) };
+            Kernel::CrossEntropy { logits: &logits, target: &bad, weight: None, spec, loss: &l, stats: Some(&s) };
         let error = device.run(&kernel).unwrap_err();
         assert!(matches!(&error, Error::InvalidValue { .. }) && error.to_string().contains("130"), "{error}");
         let none = Tensor::from_slice(&device, &[rows], &vec![-1i64; rows]).unwrap();
         run(
             &device,
-            Kernel::CrossEntropy { logits: &logits, target: &none, weight: None, spec, loss: &l, lse: Some(&s) },
+            Kernel::CrossEntropy { logits: &logits, target: &none, weight: None, spec, loss: &l, stats: Some(&s) },
         );
         assert!(if mean { l.item().unwrap().is_nan() } else { l.item().unwrap() == 0.0 });
     }

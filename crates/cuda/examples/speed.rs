@@ -107,7 +107,7 @@ impl Bench {
             self.time(&pairs, |(_, out)| device.run(&Kernel::Dequantize { q: &q, scales: &scales, group: 64, out }))?;
 
         let target = Tensor::full(&self.device, &[rows], DType::I64, 3.0)?;
-        let (loss, lse) = (self.tensor(&[], DType::F32)?, self.tensor(&[rows], DType::F32)?);
+        let (loss, stats) = (self.tensor(&[], DType::F32)?, self.tensor(&[rows, 2], DType::F32)?);
         let spec = CrossEntropySpec::default();
         let cross_entropy = self.time(&pairs, |(x, _)| {
             device.run(&Kernel::CrossEntropy {
@@ -116,7 +116,7 @@ impl Bench {
                 weight: None,
                 spec,
                 loss: &loss,
-                lse: Some(&lse),
+                stats: Some(&stats),
             })
         })?;
 

@@ -56,7 +56,7 @@ unsafe impl Parameters for Totals {}
 struct CrossEntropy {
     scores: ScoresArg,
     loss: TensorArg,
-    lse: TensorArg,
+    stats: TensorArg,
     losses: u64,
     teams: i64,
 }
@@ -67,7 +67,7 @@ unsafe impl Parameters for CrossEntropy {}
 #[repr(C)]
 struct CrossEntropyGrad {
     scores: ScoresArg,
-    lse: TensorArg,
+    stats: TensorArg,
     g: TensorArg,
     out: TensorArg,
 }
@@ -78,7 +78,7 @@ unsafe impl Parameters for CrossEntropyGrad {}
 #[repr(C)]
 struct CrossEntropyWeightGrad {
     scores: ScoresArg,
-    lse: TensorArg,
+    stats: TensorArg,
     g: TensorArg,
     out: TensorArg,
     sums: u64,
@@ -120,7 +120,7 @@ fn one_block(kernel: &str) -> Launch<'_> {
     Launch { kernel, grid: [1, 1, 1], block: ONE_BLOCK, shared: FOLD_BYTES }
 }
 
-pub(crate) fn cross_entropy(gpu: &Gpu, scores: Scores<'_>, loss: &Tensor, lse: Option<&Tensor>) -> Result<()> {
+pub(crate) fn cross_entropy(gpu: &Gpu, scores: Scores<'_>, loss: &Tensor, stats: Option<&Tensor>) -> Result<()> {
     let name = "cross_entropy";
     let (rows, classes) = extent(scores.logits);
     let summed = scores.spec.reduction != LossReduction::None;
@@ -137,12 +137,12 @@ pub(crate) fn cross_entropy(gpu: &Gpu, scores: Scores<'_>, loss: &Tensor, lse: O
         }
     }
     let arg = scores.arg(gpu, name, None, totals)?;
-    let lse = lse.map_or(Ok(TensorArg::ABSENT), |lse| TensorArg::flat(gpu, name, lse))?;
+    let stats = stats.map_or(Ok(TensorArg::ABSENT), |stats| TensorArg::flat(gpu, name, stats))?;
     let kernel = kernel_for(name, scores.logits);
     let mut launch = arg.plan.launch(&kernel);
     launch.grid[0] = launch.grid[0].min(BLOCKS);
     let teams = (launch.grid[0] as usize * launch.block as usize / arg.plan.team as usize).min(rows) as i64;
-    let p = CrossEntropy { scores: arg, loss: TensorArg::flat(gpu, name, loss)?, lse, losses, teams };
+    let p = CrossEntropy { scores: arg, loss: TensorArg::flat(gpu, name, loss)?, stats, losses, teams };
     gpu.launch(launch, &p)?;
     if summed {
         scores.totals(gpu, arg)?;
@@ -156,7 +156,7 @@ fn gradient(
     gpu: &Gpu,
     name: &'static str,
     scores: Scores<'_>,
-    lse: Option<&Tensor>,
+    stats: Option<&Tensor>,
     g: &Tensor,
     out: &Tensor,
 ) -> Result<()> {
@@ -164,34 +164,46 @@ fn gradient(
     let out = TensorArg::rows(gpu, name, out)?;
     let arg = scores.arg(gpu, name, Some(&out), workspace.address() as u64)?;
     scores.totals(gpu, arg)?;
-    let lse = lse.map_or(Ok(TensorArg::ABSENT), |lse| TensorArg::flat(gpu, name, lse))?;
-    let p = CrossEntropyGrad { scores: arg, lse, g: TensorArg::flat(gpu, name, g)?, out };
+    let stats = stats.map_or(Ok(TensorArg::ABSENT), |stats| TensorArg::flat(gpu, name, stats))?;
+    let p = CrossEntropyGrad { scores: arg, stats, g: TensorArg::flat(gpu, name, g)?, out };
     gpu.launch(arg.plan.launch(&kernel_for(name, scores.logits)), &p)
 }
 
-pub(crate) fn cross_entropy_grad(gpu: &Gpu, scores: Scores<'_>, lse: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
-    gradient(gpu, "cross_entropy_grad", scores, Some(lse), g, out)
+pub(crate) fn cross_entropy_grad(
+    gpu: &Gpu,
+    scores: Scores<'_>,
+    stats: &Tensor,
+    g: &Tensor,
+    out: &Tensor,
+) -> Result<()> {
+    gradient(gpu, "cross_entropy_grad", scores, Some(stats), g, out)
 }
 
 pub(crate) fn nll_loss_grad(gpu: &Gpu, scores: Scores<'_>, g: &Tensor, out: &Tensor) -> Result<()> {
     gradient(gpu, "nll_loss_grad", scores, None, g, out)
 }
 
-pub(crate) fn target_grad(gpu: &Gpu, scores: Scores<'_>, lse: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
-    gradient(gpu, "cross_entropy_target_grad", scores, Some(lse), g, out)
+pub(crate) fn target_grad(gpu: &Gpu, scores: Scores<'_>, stats: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
+    gradient(gpu, "cross_entropy_target_grad", scores, Some(stats), g, out)
 }
 
-pub(crate) fn weight_grad(gpu: &Gpu, scores: Scores<'_>, lse: Option<&Tensor>, g: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn weight_grad(
+    gpu: &Gpu,
+    scores: Scores<'_>,
+    stats: Option<&Tensor>,
+    g: &Tensor,
+    out: &Tensor,
+) -> Result<()> {
     let name = "cross_entropy_weight_grad";
     let (_, classes) = extent(scores.logits);
     let workspace: Workspace<'_> = gpu.workspace(TOTALS + 16 * classes)?;
     let sums = workspace.address() + TOTALS;
     let arg = scores.arg(gpu, name, None, workspace.address() as u64)?;
     scores.totals(gpu, arg)?;
-    let lse = lse.map_or(Ok(TensorArg::ABSENT), |lse| TensorArg::flat(gpu, name, lse))?;
+    let stats = stats.map_or(Ok(TensorArg::ABSENT), |stats| TensorArg::flat(gpu, name, stats))?;
     let (g, out) = (TensorArg::flat(gpu, name, g)?, TensorArg::flat(gpu, name, out)?);
     let counts = (sums + 8 * classes) as u64;
-    let p = CrossEntropyWeightGrad { scores: arg, lse, g, out, sums: sums as u64, counts };
+    let p = CrossEntropyWeightGrad { scores: arg, stats, g, out, sums: sums as u64, counts };
     let kernel = kernel_for("cross_entropy_weight_sums", scores.logits);
     gpu.launch(Launch { kernel: &kernel, grid: blocks(classes, 256), block: 256, shared: 0 }, &p)?;
     gpu.launch(one_block(&kernel_for(name, scores.logits)), &p)

@@ -163,23 +163,23 @@ unsafe impl Backend for Cuda {
             Kernel::Triangle { x, upper, diagonal, value, out } => {
                 softmax::triangle(gpu, x, (upper, diagonal), value, out)
             }
-            Kernel::CrossEntropy { logits, target, weight, spec, loss, lse } => {
-                cross_entropy::cross_entropy(gpu, Scores { logits, target: Some(target), weight, spec }, loss, lse)
+            Kernel::CrossEntropy { logits, target, weight, spec, loss, stats } => {
+                cross_entropy::cross_entropy(gpu, Scores { logits, target: Some(target), weight, spec }, loss, stats)
             }
-            Kernel::CrossEntropyGrad { logits, target, weight, lse, g, spec, out } => {
+            Kernel::CrossEntropyGrad { logits, target, weight, stats, g, spec, out } => {
                 let scores = Scores { logits, target: Some(target), weight, spec };
-                cross_entropy::cross_entropy_grad(gpu, scores, lse, g, out)
+                cross_entropy::cross_entropy_grad(gpu, scores, stats, g, out)
             }
             Kernel::NllLossGrad { target, weight, g, spec, out } => {
                 let scores = Scores { logits: out, target: Some(target), weight, spec };
                 cross_entropy::nll_loss_grad(gpu, scores, g, out)
             }
-            Kernel::CrossEntropyTargetGrad { logits, weight, lse, g, spec, out } => {
-                cross_entropy::target_grad(gpu, Scores { logits, target: None, weight, spec }, lse, g, out)
+            Kernel::CrossEntropyTargetGrad { logits, weight, stats, g, spec, out } => {
+                cross_entropy::target_grad(gpu, Scores { logits, target: None, weight, spec }, stats, g, out)
             }
-            Kernel::CrossEntropyWeightGrad { logits, target, weight, lse, g, spec, out } => {
+            Kernel::CrossEntropyWeightGrad { logits, target, weight, stats, g, spec, out } => {
                 let scores = Scores { logits, target: Some(target), weight: Some(weight), spec };
-                cross_entropy::weight_grad(gpu, scores, lse, g, out)
+                cross_entropy::weight_grad(gpu, scores, stats, g, out)
             }
             Kernel::Embedding { table, ids, out } => embedding::embedding(gpu, table, ids, out),
             Kernel::EmbeddingGrad { ids, g, order, out } => embedding::embedding_grad(gpu, ids, g, order, out),

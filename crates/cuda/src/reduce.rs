@@ -49,8 +49,18 @@ impl Kind {
     fn is_plain(self) -> bool {
         self.0 < 4
     }
-    fn takes_two_passes(self) -> bool {
-        (4..7).contains(&self.0)
+    /// Those of two passes, and norms whose sum of powers f64 may not hold.
+    fn takes_two_passes(self, x: &Tensor) -> bool {
+        let powers = match self.0 {
+            9 => 2.0,
+            10 => self.1.abs(),
+            _ => 0.0,
+        };
+        (4..7).contains(&self.0) || powers > if x.dtype() == DType::F64 { 0.0 } else { 6.0 }
+    }
+    /// Whose gradient needs a number for each group.
+    fn needs_stat(self) -> bool {
+        matches!(self.0, 1 | 2 | 4..=6 | 9..=12)
     }
 }
 
@@ -204,7 +214,7 @@ fn rows(
     let mut p = groups(gpu, kernel, kind, x, dims)?;
     p.out = TensorArg::flat(gpu, kernel, out)?;
     let (outputs, group) = (p.outputs as usize, p.group as usize);
-    if kind.takes_two_passes() {
+    if kind.takes_two_passes(x) {
         let plan = RowPlan::new(outputs, group, &[]);
         return gpu.launch(plan.launch(&kernel_for("reduce_twice", x)), &p);
     }
@@ -304,7 +314,7 @@ pub(crate) fn reduce_grad(gpu: &Gpu, f: Reduce, (x, y): (&Tensor, &Tensor), g: &
     };
     let kernel = kernel_for("reduce_grad", x);
     let launch = Launch { kernel: &kernel, grid: blocks(x.len(), THREADS), block: THREADS as u32, shared: 0 };
-    if !matches!(kind.0, 1 | 2 | 5 | 6 | 11 | 12) {
+    if !kind.needs_stat() {
         return gpu.launch(launch, &p);
     }
     let outputs = count(x, &kept);

@@ -65,24 +65,24 @@ fn check(case: Case, dtype: DType, lie: Lie) {
     let weights: Vec<f64> = numbers(3, n).iter().map(|v| v + 1.25).collect();
     let weight = Twin::lying(Lie::Inside, &[n], &weights, dtype);
     let label = format!("cross-entropy of {case:?} {lie:?}");
-    let losses = |side: &Side, with_lse: bool| -> Vec<Tensor> {
-        let (loss, lse) = (side.out(&case.loss_shape()), side.stat(&[rows]));
+    let losses = |side: &Side, with_stats: bool| -> Vec<Tensor> {
+        let (loss, stats) = (side.out(&case.loss_shape()), side.stat(&[rows, 2]));
         let weight = weighted.then(|| side.input(2));
-        let lse_out = with_lse.then_some(&lse);
+        let stats_out = with_stats.then_some(&stats);
         side.run(Kernel::CrossEntropy {
             logits: side.input(0),
             target: side.input(1),
             weight,
             spec,
             loss: &loss,
-            lse: lse_out,
+            stats: stats_out,
         });
-        if with_lse { vec![loss, lse] } else { vec![loss] }
+        if with_stats { vec![loss, stats] } else { vec![loss] }
     };
     compare(&label, dtype, 64.0, &[&logits, &target, &weight], |side| {
         losses(side, true).into_iter().chain(losses(side, false)).collect()
     });
-    let lse = Tensor::full(logits.theirs.device(), &[rows], DType::F64, f64::NAN).unwrap();
+    let stats = Tensor::full(logits.theirs.device(), &[rows, 2], DType::F64, f64::NAN).unwrap();
     let loss = Tensor::full(logits.theirs.device(), &case.loss_shape(), DType::F64, f64::NAN).unwrap();
     let kernel = Kernel::CrossEntropy {
         logits: &logits.theirs,
@@ -90,34 +90,34 @@ fn check(case: Case, dtype: DType, lie: Lie) {
         weight: None,
         spec,
         loss: &loss,
-        lse: Some(&lse),
+        stats: Some(&stats),
     };
     logits.theirs.device().run(&kernel).unwrap();
     let stat = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-    let lse = Twin::of(&[rows], &lse.to_vec::<f64>().unwrap(), stat);
+    let stats = Twin::of(&[rows, 2], &stats.to_vec::<f64>().unwrap(), stat);
     let g = Twin::random(Lie::Plain, &case.loss_shape(), 4, dtype);
-    compare(&format!("gradients of {label}"), dtype, 512.0, &[&logits, &target, &weight, &lse, &g], |side| {
-        let [logits, target, w, lse, g] = [0, 1, 2, 3, 4].map(|i| side.input(i));
+    compare(&format!("gradients of {label}"), dtype, 512.0, &[&logits, &target, &weight, &stats, &g], |side| {
+        let [logits, target, w, stats, g] = [0, 1, 2, 3, 4].map(|i| side.input(i));
         let weight = weighted.then_some(w);
         // Into columns of a larger tensor, and in place.
         let around = side.out(&[n + 2, rows]);
         let out = around.narrow(0, 1, n).unwrap().transpose(0, 1).unwrap();
-        side.run(Kernel::CrossEntropyGrad { logits, target, weight, lse, g, spec, out: &out });
+        side.run(Kernel::CrossEntropyGrad { logits, target, weight, stats, g, spec, out: &out });
         let own = side.copy_of(0);
-        side.run(Kernel::CrossEntropyGrad { logits: &own, target, weight, lse, g, spec, out: &own });
+        side.run(Kernel::CrossEntropyGrad { logits: &own, target, weight, stats, g, spec, out: &own });
         let by_weight = side.out(&[n]);
         side.run(Kernel::CrossEntropyWeightGrad {
             logits,
             target,
             weight: w,
-            lse: Some(lse),
+            stats: Some(stats),
             g,
             spec,
             out: &by_weight,
         });
         let more = side.out(&[rows, n]);
         if given {
-            side.run(Kernel::CrossEntropyTargetGrad { logits, weight, lse, g, spec, out: &more });
+            side.run(Kernel::CrossEntropyTargetGrad { logits, weight, stats, g, spec, out: &more });
         } else {
             side.run(Kernel::NllLossGrad { target, weight, g, spec, out: &more });
         }
@@ -134,11 +134,11 @@ fn all_ignored() {
         let shape: &[usize] = if reduction == LossReduction::None { &[3] } else { &[] };
         let g = Twin::random(Lie::Plain, shape, 2, DType::F32);
         compare("all ignored", DType::F32, 8.0, &[&logits, &target, &g], |side| {
-            let (loss, lse, out) = (side.out(shape), side.stat(&[3]), side.out(&[3, 4]));
+            let (loss, stats, out) = (side.out(shape), side.stat(&[3, 2]), side.out(&[3, 4]));
             let [logits, target, g] = [0, 1, 2].map(|i| side.input(i));
-            side.run(Kernel::CrossEntropy { logits, target, weight: None, spec, loss: &loss, lse: Some(&lse) });
-            side.run(Kernel::CrossEntropyGrad { logits, target, weight: None, lse: &lse, g, spec, out: &out });
-            vec![loss, lse, out]
+            side.run(Kernel::CrossEntropy { logits, target, weight: None, spec, loss: &loss, stats: Some(&stats) });
+            side.run(Kernel::CrossEntropyGrad { logits, target, weight: None, stats: &stats, g, spec, out: &out });
+            vec![loss, stats, out]
         });
     }
 }
@@ -153,10 +153,10 @@ fn logits_of_extremes() {
             let logits = Twin::of(&[6, 3], rows.as_flattened(), dtype);
             let target = Twin::integers(&[6], &[0, 1, 2, 1, 0, 2], DType::I64);
             compare("logits of extremes", dtype, 2e3, &[&logits, &target], |side| {
-                let (loss, lse) = (side.out(&[6]), side.stat(&[6]));
+                let (loss, stats) = (side.out(&[6]), side.stat(&[6, 2]));
                 let [logits, target] = [0, 1].map(|i| side.input(i));
-                side.run(Kernel::CrossEntropy { logits, target, weight: None, spec, loss: &loss, lse: Some(&lse) });
-                vec![loss, lse]
+                side.run(Kernel::CrossEntropy { logits, target, weight: None, spec, loss: &loss, stats: Some(&stats) });
+                vec![loss, stats]
             });
         }
     }
@@ -171,12 +171,12 @@ fn targets_out_of_range() {
         (ids[650], ids[699]) = (bad, 77);
         let target = Twin::integers(&[700], &ids, dtype);
         compare_errors("targets", &[&logits, &target], |side| {
-            let (loss, lse) = (side.out(&[]), side.stat(&[700]));
+            let (loss, stats) = (side.out(&[]), side.stat(&[700, 2]));
             let spec = CrossEntropySpec::default();
             let [logits, target] = [0, 1].map(|i| side.input(i));
-            let kernel = Kernel::CrossEntropy { logits, target, weight: None, spec, loss: &loss, lse: Some(&lse) };
+            let kernel = Kernel::CrossEntropy { logits, target, weight: None, spec, loss: &loss, stats: Some(&stats) };
             let error = side.error(kernel);
-            assert!(loss.item().unwrap().is_nan() && lse.to_f64_vec().unwrap().iter().all(|v| v.is_nan()));
+            assert!(loss.item().unwrap().is_nan() && stats.to_f64_vec().unwrap().iter().all(|v| v.is_nan()));
             error
         });
     }

@@ -139,7 +139,7 @@ fn squared_norms() {
     }
 }
 
-/// y is what the CPU finds in f64, rounded: then both devices see the same ties.
+/// What the gradient reads is what the CPU finds in f64, rounded: then both devices see the same ties.
 #[test]
 fn gradients() {
     for dtype in FLOATS {
@@ -158,7 +158,7 @@ fn gradients() {
             let g = Twin::random(Lie::Plain, &kept, 7, dtype);
             for f in kinds().into_iter().filter(|&f| f != Reduce::Sum) {
                 let y = retape_core::Tensor::full(x.theirs.device(), &kept, DType::F64, f64::NAN).unwrap();
-                y.device().run(&Kernel::Reduce { f, x: &x.theirs, out: &y }).unwrap();
+                y.device().run(&Kernel::Reduce { f: f.in_grad(), x: &x.theirs, out: &y }).unwrap();
                 let y = Twin::of(&kept, &y.to_vec::<f64>().unwrap(), dtype);
                 // The magnitudes' ends are among x; those of 0.5 and of least magnitude 0 are steep or 0.
                 compare(

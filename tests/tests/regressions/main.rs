@@ -5,3 +5,4 @@ mod attention;
 mod checkpointing;
 mod gradients;
 mod identity;
+mod rows;

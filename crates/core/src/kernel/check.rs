@@ -179,22 +179,22 @@ impl<'a> Kernel<'a> {
             Kernel::LossGrad { x, target, weight, g, out, .. } => {
                 operands![x: Read Float, target: Read Float, weight: Read Float, g: ReadInPlace Float, out: Write Float]
             }
-            Kernel::CrossEntropy { logits, target, weight, loss, lse, .. } => operands![
+            Kernel::CrossEntropy { logits, target, weight, loss, stats, .. } => operands![
                 logits: Read Float, target: Read IndexOrFloat, weight: Read Float, loss: Write Float,
-                lse: Write Statistic,
+                stats: Write Statistic,
             ],
-            Kernel::CrossEntropyGrad { logits, target, weight, lse, g, out, .. } => operands![
-                logits: ReadInPlace Float, target: Read IndexOrFloat, weight: Read Float, lse: Read Statistic,
+            Kernel::CrossEntropyGrad { logits, target, weight, stats, g, out, .. } => operands![
+                logits: ReadInPlace Float, target: Read IndexOrFloat, weight: Read Float, stats: Read Statistic,
                 g: Read Float, out: WriteStrided Float,
             ],
             Kernel::NllLossGrad { target, weight, g, out, .. } => {
                 operands![target: Read Index, weight: Read Float, g: Read Float, out: WriteStrided Float]
             }
-            Kernel::CrossEntropyTargetGrad { logits, weight, lse, g, out, .. } => operands![
-                logits: Read Float, weight: Read Float, lse: Read Statistic, g: Read Float, out: WriteStrided Float,
+            Kernel::CrossEntropyTargetGrad { logits, weight, stats, g, out, .. } => operands![
+                logits: Read Float, weight: Read Float, stats: Read Statistic, g: Read Float, out: WriteStrided Float,
             ],
-            Kernel::CrossEntropyWeightGrad { logits, target, weight, lse, g, out, .. } => operands![
-                logits: Read Float, target: Read IndexOrFloat, weight: Read Float, lse: Read Statistic, g: Read Float,
+            Kernel::CrossEntropyWeightGrad { logits, target, weight, stats, g, out, .. } => operands![
+                logits: Read Float, target: Read IndexOrFloat, weight: Read Float, stats: Read Statistic, g: Read Float,
                 out: Write Float,
             ],
             Kernel::Im2col { x, out, .. } => operands![x: Read Float, out: Write Float],
@@ -613,34 +613,34 @@ impl<'a> Check<'a> {
                 self.shape("order", order, &[ids.len()])?;
                 self.joined("g", g, ids.shape(), &out.shape()[1..])
             }
-            Kernel::CrossEntropy { logits, target, weight, spec, loss, lse } => {
+            Kernel::CrossEntropy { logits, target, weight, spec, loss, stats } => {
                 self.scores(logits, Some(target), weight)?;
                 self.loss("loss", loss, logits, spec)?;
                 let rows = &logits.shape()[..logits.rank() - 1];
-                lse.map_or(Ok(()), |lse| self.shape("lse", lse, rows))
+                stats.map_or(Ok(()), |stats| self.row_stats(stats, rows))
             }
-            Kernel::CrossEntropyGrad { logits, target, weight, lse, g, spec, out } => {
+            Kernel::CrossEntropyGrad { logits, target, weight, stats, g, spec, out } => {
                 self.scores(logits, Some(target), weight)?;
                 self.loss("g", g, logits, spec)?;
                 self.shape("out", out, logits.shape())?;
-                self.shape("lse", lse, &logits.shape()[..logits.rank() - 1])
+                self.row_stats(stats, &logits.shape()[..logits.rank() - 1])
             }
             Kernel::NllLossGrad { target, weight, g, spec, out } => {
                 self.scores(out, Some(target), weight)?;
                 self.loss("g", g, out, spec)
             }
-            Kernel::CrossEntropyTargetGrad { logits, weight, lse, g, spec, out } => {
+            Kernel::CrossEntropyTargetGrad { logits, weight, stats, g, spec, out } => {
                 self.scores(logits, None, weight)?;
                 self.loss("g", g, logits, spec)?;
                 self.shape("out", out, logits.shape())?;
-                self.shape("lse", lse, &logits.shape()[..logits.rank() - 1])
+                self.row_stats(stats, &logits.shape()[..logits.rank() - 1])
             }
-            Kernel::CrossEntropyWeightGrad { logits, target, weight, lse, g, spec, out } => {
+            Kernel::CrossEntropyWeightGrad { logits, target, weight, stats, g, spec, out } => {
                 self.scores(logits, Some(target), Some(weight))?;
                 self.loss("g", g, logits, spec)?;
                 self.shape("out", out, weight.shape())?;
                 let rows = &logits.shape()[..logits.rank() - 1];
-                lse.map_or(Ok(()), |lse| self.shape("lse", lse, rows))
+                stats.map_or(Ok(()), |stats| self.row_stats(stats, rows))
             }
             Kernel::Im2col { x, ref window, out } => self.columns(window, x, out),
             Kernel::Col2im { cols, ref window, out } => {

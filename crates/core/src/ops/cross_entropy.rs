@@ -1,14 +1,16 @@
 //! Cross-entropy of logits z over classes. With q the target distribution of a row (all on the target class t, or given;
-//! mixed with the even one by label smoothing), class weights w, and lse = ln sum exp(z):
-//! loss = sum over c of w_c q_c (lse - z_c), or lse - z_t where there are neither weights nor smoothing.
+//! mixed with the even one by label smoothing), class weights w, m the row's largest logit and log = ln sum exp(z - m):
+//! s_c = -ln softmax_c = (m - z_c) + log, and loss = sum over c of w_c q_c s_c, or s_t where there are neither weights nor
+//! smoothing.
 //!
-//! As d lse/dz = softmax(z): dz_c = g (softmax_c sum(w q) - w_c q_c) / count, 0 in ignored rows; dp_c = g (1 - smoothing)
-//! w_c (lse - z_c) / count; dw_c = the sum over rows of g q_c (lse - z_c) / count, and through the count itself.
-//! softmax(z) = exp(z - lse), so only the logits, the targets and one number a row are kept, and the gradient overwrites
-//! the logits where nobody else holds them: there is no second tensor of their size. The mean divides by what counts:
-//! the weights of the targets that are not ignored. With every target ignored it is NaN and the gradients are 0.
+//! As ds_c/dz = softmax(z) - 1 at c: dz_c = g (softmax_c sum(w q) - w_c q_c) / count, 0 in ignored rows; dp_c = g (1 -
+//! smoothing) w_c s_c / count; dw_c = the sum over rows of g q_c s_c / count, and through the count itself.
+//! softmax(z) = exp((z - m) - log), so only the logits, the targets and two numbers a row are kept: m + log in one number
+//! would lose log where logits are large. The gradient overwrites the logits where nobody else holds them: there is no
+//! second tensor of their size. The mean divides by what counts: the weights of the targets that are not ignored. With
+//! every target ignored it is NaN and the gradients are 0.
 //!
-//! [`NllLoss`] is the same of log-probabilities: lse is 0 and does not depend on x, so dx = -g w_t / count at the target.
+//! [`NllLoss`] is the same of log-probabilities: s_c = -x_c, so dx = -g w_t / count at the target.
 
 use super::*;
 use crate::kernel::{CrossEntropySpec, LossReduction};
@@ -17,7 +19,7 @@ use crate::tape::Var;
 
 /// The loss of logits whose dimension `dim` are the classes. Inputs: the logits; class indices without that dimension, or
 /// distributions of the logits' shape; with `weight` one number a class. Outputs: the loss, `[]` or a number a row, and
-/// the log-sum-exp of each row.
+/// of each row its largest logit and the logarithm of the sum of exponentials relative to it, `[.., 2]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CrossEntropy {
     /// Ignored class, reduction, smoothing.
@@ -92,9 +94,10 @@ impl Rule for CrossEntropy {
         if !(0.0..=1.0).contains(&self.spec.smoothing) {
             return Err(format!("label smoothing must be in 0..=1, got {}", self.spec.smoothing));
         }
-        let lse = Output::statistic(rows.clone(), dtype.computed_in());
+        let of_rows: Shape = rows.iter().copied().chain([2]).collect();
+        let stats = Output::statistic(of_rows, dtype.computed_in());
         let dtype = if self.wide { dtype.computed_in() } else { dtype };
-        Ok(smallvec![Output::new(loss_shape(&self.spec, &rows), dtype), lse])
+        Ok(smallvec![Output::new(loss_shape(&self.spec, &rows), dtype), stats])
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
@@ -104,7 +107,7 @@ impl Rule for CrossEntropy {
             weight: inputs.get(2),
             spec: self.spec,
             loss: &outputs[0],
-            lse: Some(&outputs[1]),
+            stats: Some(&outputs[1]),
         })
     }
 
@@ -121,14 +124,21 @@ impl Rule for CrossEntropy {
 
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
         let (g, spec) = (cx.grad0(), self.spec);
-        let (logits, lse) = (cx.saved(Slot::In(0))?, cx.saved(Slot::Out(1))?);
+        let (logits, stats) = (cx.saved(Slot::In(0))?, cx.saved(Slot::Out(1))?);
         let weight = if self.weight { Some(cx.saved(Slot::In(2))?) } else { None };
         let (x, weight) = (classes_last(&logits, self.dim)?, weight.as_ref());
         let by_weight = self.weight && cx.needs(2);
         if cx.needs(1) {
             let grad = cx.exec(1).empty_like(cx.input(1))?;
             let out = classes_last(&grad, self.dim)?;
-            cx.exec(1).run(Kernel::CrossEntropyTargetGrad { logits: &x, weight, lse: &lse, g: &g, spec, out: &out })?;
+            cx.exec(1).run(Kernel::CrossEntropyTargetGrad {
+                logits: &x,
+                weight,
+                stats: &stats,
+                g: &g,
+                spec,
+                out: &out,
+            })?;
             cx.set(1, grad);
         }
         if !cx.needs(0) && !by_weight {
@@ -138,12 +148,12 @@ impl Rule for CrossEntropy {
         let target = &self.target(cx.input(0), target)?;
         if let Some(weight) = weight.filter(|_| by_weight) {
             let out = cx.exec(2).empty_like(cx.input(2))?;
-            let lse = Some(&lse);
+            let stats = Some(&stats);
             cx.exec(2).run(Kernel::CrossEntropyWeightGrad {
                 logits: &x,
                 target,
                 weight,
-                lse,
+                stats,
                 g: &g,
                 spec,
                 out: &out,
@@ -154,7 +164,7 @@ impl Rule for CrossEntropy {
             drop(x);
             let grad = cx.exec(0).replace(&logits)?;
             let (logits, out) = (&classes_last(&logits, self.dim)?, &classes_last(&grad, self.dim)?);
-            cx.exec(0).run(Kernel::CrossEntropyGrad { logits, target, weight, lse: &lse, g: &g, spec, out })?;
+            cx.exec(0).run(Kernel::CrossEntropyGrad { logits, target, weight, stats: &stats, g: &g, spec, out })?;
             cx.set(0, grad);
         }
         Ok(())
@@ -194,6 +204,27 @@ impl Rule for CrossEntropy {
             Sample::kink("all ignored", mean, [x(8, &[2, 3]), t(&[2], &[-100, -100])]),
             Sample::kink("extreme", mean, [far, t(&[2], &[0, 1])]),
         ];
+        // Rows of equal and of saturated logits, masked classes, and a row of nothing but these.
+        let (inf, least) = (f64::NEG_INFINITY, f32::MIN as f64);
+        let large = [1e8, 1e8, 1e8, 1e8, -1e4, -1e4, -1e4, -1e4, 1e9, 1e9, -1e9, 0.0, least, 6e4, least, 6e4];
+        let masked = [0.5, inf, -1.0, inf, inf, inf, 3e4, inf, 1e8, inf, 1e8, 1e8, -1e9, -1e9, inf, inf];
+        let hidden = [0.5, inf, -1.0, inf, inf, inf, inf, inf];
+        let far = |values: &[f64]| SampleInput::floats(&[values.len() / 4, 4], values);
+        // No share where a logit is -inf.
+        let shares = [0.5, 0.0, 0.5, 0.0, 0.0, 0.0, 1.0, 0.0, 0.25, 0.0, 0.5, 0.25, 0.75, 0.25, 0.0, 0.0];
+        for smoothing in [0.0, 0.25] {
+            let (each, weighted) = (op(None, smoothing, 1, false), op(None, smoothing, 1, true));
+            samples.extend([
+                Sample::kink("large logits", each, [far(&large), t(&[4], &[2, 0, 1, 3])]),
+                Sample::kink("large logits, weighted", weighted, [far(&large), t(&[4], &[2, 0, 1, 3]), p(9, &[4])]),
+                Sample::kink("large logits, distributions", each, [far(&large), p(5, &[4, 4])]),
+            ]);
+        }
+        samples.extend([
+            Sample::kink("masked classes", op(None, 0.0, 1, false), [far(&masked), t(&[4], &[2, 2, 0, 1])]),
+            Sample::kink("masked classes, distributions", op(None, 0.0, 1, false), [far(&masked), far(&shares)]),
+            Sample::kink("nothing but masked", op(None, 0.0, 1, false), [far(&hidden), t(&[2], &[0, 3])]),
+        ]);
         for reduction in [None, Sum, Mean] {
             let (plain, full) = (op(reduction, 0.1, 1, false), op(reduction, 0.1, 1, true));
             let targets = || t(&[2, 2], &[3, 0, -100, 2]);
@@ -251,7 +282,7 @@ impl Rule for NllLoss {
             weight: inputs.get(2),
             spec: self.spec,
             loss: &outputs[0],
-            lse: None,
+            stats: None,
         })
     }
 
@@ -267,7 +298,15 @@ impl Rule for NllLoss {
         if let Some(weight) = weight.as_ref().filter(|_| self.weight && cx.needs(2)) {
             let logits = &classes_last(&cx.saved(Slot::In(0))?, self.dim)?;
             let out = cx.exec(2).empty_like(cx.input(2))?;
-            cx.exec(2).run(Kernel::CrossEntropyWeightGrad { logits, target, weight, lse: None, g, spec, out: &out })?;
+            cx.exec(2).run(Kernel::CrossEntropyWeightGrad {
+                logits,
+                target,
+                weight,
+                stats: None,
+                g,
+                spec,
+                out: &out,
+            })?;
             cx.set(2, out);
         }
         if cx.needs(0) {
@@ -319,7 +358,7 @@ impl Rule for NllLoss {
 impl Var {
     /// Mean cross-entropy of logits `[.., classes]` against class indices `[..]`; rows whose target is `ignore` don't
     /// count (-100 is usual). The loss of bf16 and f16 logits is f32: no tensor of their size, and it isn't rounded. Backward
-    /// reads the logits, the targets and the log-sum-exp.
+    /// reads the logits, the targets and two statistics a row.
     pub fn cross_entropy(&self, target: &Var, ignore: i64) -> Result<Var> {
         let dim = dimension(-1, self.shape().len()).map_err(|reason| self.invalid("cross_entropy", reason))?;
         let spec = CrossEntropySpec { ignore, ..CrossEntropySpec::default() };

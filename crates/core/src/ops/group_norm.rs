@@ -188,6 +188,7 @@ impl Rule for GroupNorm {
             let c = input.shape[1];
             Sample::smooth(name, op(groups), [input, x(20, &[c]), x(21, &[c])])
         };
+        let far = |values: &[f64]| SampleInput::floats(&[1, 2, 2], values);
         vec![
             s("ordinary", 2, x(1, &[2, 6, 3])),
             s("one group", 1, x(2, &[3, 4])),
@@ -199,6 +200,12 @@ impl Rule for GroupNorm {
             s("no samples", 2, x(8, &[0, 4, 3])),
             Sample::smooth("plain", GroupNorm { weight: false, bias: false, ..op(2) }, [x(9, &[2, 4, 3])]),
             Sample::smooth("bias only", GroupNorm { weight: false, ..op(2) }, [x(9, &[2, 4, 3]), x(10, &[4])]),
+            Sample::kink("large", op(1), [far(&[1e19, 5e18, -2e19, 3e19]), x(20, &[2]), x(21, &[2])]),
+            Sample::kink(
+                "tiny, eps 0",
+                GroupNorm { eps: 0.0, ..op(1) },
+                [far(&[1e-25, 3e-25, -2e-25, 0.0]), x(20, &[2]), x(21, &[2])],
+            ),
             Sample::kink("constant", op(1), [SampleInput::floats(&[1, 2, 2], &[3.0; 4]), x(20, &[2]), x(21, &[2])]),
         ]
     }

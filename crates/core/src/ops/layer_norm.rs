@@ -130,6 +130,8 @@ impl Rule for LayerNorm {
             Sample::smooth(name, full, [input, x(20, &[n]), x(21, &[n])])
         };
         let constant = SampleInput::floats(&[2, 4], &[3.0; 8]);
+        let far = |values: &[f64]| SampleInput::floats(&[values.len() / 4, 4], values);
+        let tiny = far(&[1e-25, 3e-25, -2e-25, 0.0, 1e-20, -1e-20, 3e-20, 2e-20]);
         vec![
             s("ordinary", x(1, &[3, 5])),
             s("rank 1", x(2, &[7])),
@@ -143,6 +145,14 @@ impl Rule for LayerNorm {
             Sample::smooth("weight only", LayerNorm { bias: false, ..full }, [x(10, &[3, 5]), x(11, &[5])]),
             Sample::smooth("bias only", LayerNorm { weight: false, ..full }, [x(12, &[3, 5]), x(13, &[5])]),
             Sample::kink("constant rows", full, [constant, x(20, &[4]), x(21, &[4])]),
+            Sample::kink(
+                "large",
+                full,
+                [far(&[1e19, 5e18, -2e19, 3e19, 1e20, 3e20, -1e20, 0.0]), x(20, &[4]), x(21, &[4])],
+            ),
+            Sample::kink("ends of f32", full, [far(&[3e38, -3e38, -3e38, 1.0]), x(20, &[4]), x(21, &[4])]),
+            Sample::kink("f16's largest", full, [far(&[6e4, 6e4, -6e4, 5e4]), x(20, &[4]), x(21, &[4])]),
+            Sample::kink("tiny, eps 0", LayerNorm { eps: 0.0, ..full }, [tiny, x(20, &[4]), x(21, &[4])]),
         ]
     }
 }

@@ -141,9 +141,19 @@ impl Rule for LossOp {
                     Sample::smooth("weighted", op, [x(1, &[3, 5]), near(2, &[3, 5]), far(3, &[5])]),
                     Sample::smooth("weighted, broadcast", op, [x(4, &[3, 1]), near(5, &[1, 4]), far(6, &[])]),
                 ]);
-                let extreme = SampleInput::floats(&[4], &[-1e4, -100.0, 100.0, 1e4]);
-                samples.push(Sample::kink("extreme", LossOp { f, weight: false }, [extreme, near(7, &[4])]));
-            } else if !matches!(f, Loss::KlDivergence | Loss::KlDivergenceLog) {
+                let extreme = || SampleInput::floats(&[4], &[-1e4, -100.0, 100.0, 1e4]);
+                samples.push(Sample::kink("extreme", LossOp { f, weight: false }, [extreme(), near(7, &[4])]));
+                // Sure and right, or sure and wrong, or masked.
+                let sure = SampleInput::floats(&[8], &[-1e9, 20.0, -20.0, 1e9, -1e9, 20.0, f64::NEG_INFINITY, -20.0]);
+                let targets = SampleInput::floats(&[8], &[0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0]);
+                samples.push(Sample::kink("sure", LossOp { f, weight: false }, [sure.clone(), targets.clone()]));
+                samples.push(Sample::kink("sure, weighted", op, [sure, targets, far(8, &[8])]));
+            } else if matches!(f, Loss::KlDivergence | Loss::KlDivergenceLog) {
+                let masked = SampleInput::floats(&[4], &[-0.5, f64::NEG_INFINITY, -1e4, -0.25]);
+                let none = if f == Loss::KlDivergence { 0.0 } else { f64::NEG_INFINITY };
+                let target = SampleInput::floats(&[4], &[0.5, none, 0.25, none]);
+                samples.push(Sample::kink("masked", op, [masked, target]));
+            } else {
                 let at = |values: [f64; 3]| SampleInput::floats(&[3], &values);
                 samples.push(Sample::kink("at the kinks", op, [at([1.0, 1.0, 1.0]), at([1.0, 0.5, 1.5])]));
             }

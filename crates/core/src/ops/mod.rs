@@ -52,7 +52,7 @@ impl std::fmt::Display for Spec {
 pub struct Output {
     /// Shape and dtype.
     pub spec: Spec,
-    /// True for per-row statistics (mean, rstd, log-sum-exp): kept exactly, never marked, not handed to the user.
+    /// True for per-row statistics (mean, rstd, maximum and log of the sum): kept exactly, never marked, not handed to the user.
     pub statistic: bool,
 }
 

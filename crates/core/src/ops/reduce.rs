@@ -1,7 +1,7 @@
 //! Reductions over dimensions. Each function and its derivative stand beside its name in [`Reduce`].
 //!
-//! sum: dx = g repeated. mean = sum / n: dx = g/n repeated. All others read x, and find their result again instead of
-//! saving it too. amax, amin: g goes to the largest; among equals it is split evenly, so that the gradient's sum is
+//! sum: dx = g repeated. mean = sum / n: dx = g/n repeated. All others read x, and find again what else they need (see
+//! [`Reduce::in_grad`]) instead of saving it too. amax, amin: g goes to the largest; among equals it is split evenly, so that the gradient's sum is
 //! preserved. Which one is the largest is a matter of exact bits, so they (and the norms inf and -inf) read x exactly:
 //! int8 is refused. var: with m the mean, d sum (x_j - m)^2 / dx_i = 2 (x_i - m), as sum (x_j - m) = 0.
 
@@ -157,7 +157,7 @@ impl Rule for ReduceOp {
             Reduction::Of(f) => {
                 let x = cx.saved(Slot::In(0))?;
                 let y = exec.workspace(&kept, x.dtype().computed_in())?;
-                exec.run(Kernel::Reduce { f, x: &x, out: &y })?;
+                exec.run(Kernel::Reduce { f: f.in_grad(), x: &x, out: &y })?;
                 let out = exec.empty(shape, g.dtype())?;
                 exec.run(Kernel::ReduceGrad { f, x: &x, y: &y, g: &g, out: &out })?;
                 out
@@ -232,6 +232,43 @@ impl Rule for ReduceOp {
         let constant = SampleInput::floats(&[2, 2], &[1.0, 1.0, 0.0, 2.0]);
         let std = op(Reduction::Of(Reduce::Std { correction: 1.0 }), &[1], false);
         samples.push(Sample::kink("no deviation", std, [constant]));
+        let inf = f64::NEG_INFINITY;
+        let rows = |values: &[f64]| SampleInput::floats(&[values.len() / 4, 4], values);
+        let scores = rows(&[
+            1e8,
+            1e8,
+            1e8,
+            1e8,
+            -1e4,
+            -1e4,
+            -1e4,
+            -1e4,
+            1e9,
+            1e9,
+            -1e9,
+            0.0,
+            inf,
+            inf,
+            inf,
+            inf,
+            0.5,
+            inf,
+            0.25,
+            inf,
+            f32::MIN as f64,
+            6e4,
+            6e4,
+            0.0,
+        ]);
+        for f in [Reduce::LogSumExp, Reduce::Max] {
+            samples.push(Sample::kink("large and masked", op(Reduction::Of(f), &[1], false), [scores.clone()]));
+        }
+        let far =
+            rows(&[1e19, -2e19, 3e19, 1e19, 1e-25, 3e-25, -2e-25, 0.0, 6e4, -6e4, 5e4, 1.0, 3e38, 3e38, -3e38, 1e38]);
+        let deviation = Reduction::Of(Reduce::Std { correction: 1.0 });
+        for f in [deviation, norm(2.0), norm(1.0), norm(3.5), norm(0.5), norm(-1.0), norm(f64::INFINITY)] {
+            samples.push(Sample::kink("large and tiny", op(f, &[1], false), [far.clone()]));
+        }
         samples
     }
 }

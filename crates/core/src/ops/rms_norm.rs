@@ -89,6 +89,7 @@ impl Rule for RmsNorm {
             let n = *input.shape.last().expect("the samples have a last dimension");
             Sample::smooth(name, full, [input, x(20, &[n])])
         };
+        let far = |values: &[f64]| SampleInput::floats(&[values.len() / 4, 4], values);
         vec![
             s("ordinary", x(1, &[3, 5])),
             s("rank 1", x(2, &[7])),
@@ -99,6 +100,10 @@ impl Rule for RmsNorm {
             s("expanded", x(7, &[4, 6]).lying(Expanded)),
             s("no rows", x(8, &[0, 3])),
             Sample::smooth("plain", RmsNorm { weight: false, ..full }, [x(9, &[3, 5])]),
+            Sample::kink("large", full, [far(&[1e19, 5e18, -2e19, 3e19, 1e20, 3e20, -1e20, 0.0]), x(20, &[4])]),
+            Sample::kink("ends of f32", full, [far(&[3e38, -3e38, -3e38, 1.0]), x(20, &[4])]),
+            Sample::kink("f16's largest", full, [far(&[6e4, 6e4, -6e4, 5e4]), x(20, &[4])]),
+            Sample::kink("tiny, eps 0", RmsNorm { eps: 0.0, ..full }, [far(&[1e-25, 3e-25, -2e-25, 0.0]), x(20, &[4])]),
             Sample::kink("zero rows", full, [SampleInput::floats(&[2, 4], &[0.0; 8]), x(20, &[4])]),
         ]
     }

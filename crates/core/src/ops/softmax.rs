@@ -57,6 +57,7 @@ impl Rule for Softmax {
         let x = SampleInput::random;
         let s = |name, input| Sample::smooth(name, Softmax, [input]);
         let inf = f64::NEG_INFINITY;
+        let large = [1e8, 1e8, 1e8, -1e9, -1e9, 0.0, f32::MIN as f64, 6e4, 6e4, -1e4, -1e4, -1e4];
         let masked = SampleInput::floats(&[3, 3], &[0.5, inf, inf, 0.1, -0.7, inf, inf, inf, inf]);
         vec![
             s("ordinary", x(1, &[3, 5])),
@@ -70,6 +71,7 @@ impl Rule for Softmax {
             s("no rows", x(9, &[0, 3])),
             Sample::kink("masked rows", Softmax, [masked]),
             Sample::kink("very negative", Softmax, [SampleInput::floats(&[1, 3], &[-1e5, -1e5 + 1.0, -2e5])]),
+            Sample::kink("large", Softmax, [SampleInput::floats(&[4, 3], &large)]),
         ]
     }
 }

@@ -49,9 +49,9 @@ impl Sizes {
             vocab: config.vocab,
         }
     }
-    /// The last norm's output and statistics, the logits, their log-sum-exp, the loss.
+    /// The last norm's output and statistics, the logits, two statistics of each row of these, the loss.
     fn end(&self) -> usize {
-        self.stream + 2 * self.rows + self.rows * self.vocab + self.rows + 1
+        self.stream + 2 * self.rows + self.rows * self.vocab + 2 * self.rows + 1
     }
 }
 
