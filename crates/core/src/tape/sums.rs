@@ -40,7 +40,12 @@ impl Pass<'_> {
             views.push((op.clone(), v.output));
             base = node.inputs[0];
         }
+        let all = graph.values[value].spec.len() == graph.values[base].spec.len();
         drop(graph);
+        if all && !self.grads.contains_key(base) && views.iter().any(|(op, _)| matches!(**op, Op::Permute(_))) {
+            // The first to add, and to all of it: in its own order.
+            return self.own_sum(value);
+        }
         let GradientSum { tensor: whole, mut is_new } = self.own_sum(base)?;
         let view =
             |whole: Tensor, (op, output): &(Rc<Op>, usize)| Some(op.rule().view(&whole)?.ok()?.swap_remove(*output));
