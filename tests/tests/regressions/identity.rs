@@ -1,4 +1,4 @@
-//! Second collection, D3, D4 and D6: who is who, for as long as the process runs, and what nobody may draw twice.
+//! Who is who, for as long as the process runs, and what nobody may draw twice.
 
 use retape_core::ops::attention::AttentionOptions;
 use retape_core::{
@@ -19,9 +19,9 @@ fn seeded(device: &Device, seed: u64) -> Tape {
     Tape::with(device, TapeOptions { seed: Some(seed), ..TapeOptions::default() })
 }
 
-/// D3: what is made after a parameter has gone doesn't get its gradients, though it lies where that one lay.
+/// What is made after a parameter has gone doesn't get its gradients, though it lies where that one lay.
 #[test]
-fn d03_a_new_parameter_has_nothing_of_one_that_is_gone() {
+fn a_new_parameter_has_nothing_of_one_that_is_gone() {
     let device = cpu();
     let parameter = |value: f64| Parameter::new("p", Tensor::from_slice(&device, &[1], &[value]).unwrap()).unwrap();
     let mut ids = HashSet::new();
@@ -40,7 +40,7 @@ fn d03_a_new_parameter_has_nothing_of_one_that_is_gone() {
     }
 }
 
-/// What a case of [`d03_owners_may_go_in_any_order`] owns.
+/// What a case of [`owners_may_go_in_any_order`] owns.
 enum Owned {
     Parameter(Parameter),
     Tensor(Tensor),
@@ -49,9 +49,9 @@ enum Owned {
     Var(Var),
 }
 
-/// D3: parameters, tensors, devices and tapes go in any order between recording and backward, and others come.
+/// Parameters, tensors, devices and tapes go in any order between recording and backward, and others come.
 #[test]
-fn d03_owners_may_go_in_any_order() {
+fn owners_may_go_in_any_order() {
     for seed in 0..400 {
         let mut dice = Dice::new(seed);
         let device = cpu();
@@ -135,9 +135,9 @@ fn d03_owners_may_go_in_any_order() {
     }
 }
 
-/// D6: a tape without a seed refuses whatever draws, wherever it is asked for, and says how to give it one.
+/// A tape without a seed refuses whatever draws, wherever it is asked for, and says how to give it one.
 #[test]
-fn d06_a_tape_without_a_seed_draws_nothing() {
+fn a_tape_without_a_seed_draws_nothing() {
     let device = cpu();
     let tape = Tape::new(&device);
     let x = tape.leaf(&random(&device, &[1, 3, 2, 4], 1, DType::F32)).unwrap();
@@ -187,9 +187,9 @@ fn d06_a_tape_without_a_seed_draws_nothing() {
     tape.backward(&y.square().unwrap().sum().unwrap()).unwrap();
 }
 
-/// D6: tapes of two seeds draw otherwise, tapes of one seed alike; also what is stored by stochastic rounding.
+/// Tapes of two seeds draw otherwise, tapes of one seed alike; also what is stored by stochastic rounding.
 #[test]
-fn d06_the_mask_is_that_of_the_seed() {
+fn the_mask_is_that_of_the_seed() {
     let device = cpu();
     let x = random(&device, &[1, 32, 1, 8], 1, DType::F32);
     let stochastic = Mark::Int8(Int8Spec { group: 64, rounding: Rounding::Stochastic });
