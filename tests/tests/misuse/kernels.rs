@@ -182,13 +182,13 @@ fn all() -> Vec<Wrong> {
         }),
         wrong("cross_entropy", move |d| {
             let (logits, target, loss) = (f(d, &[4, 3]), ids(d, &[3]), f(d, &[]));
-            let (weight, spec, lse) = (None, entropy, None);
-            d.run(&Kernel::CrossEntropy { logits: &logits, target: &target, weight, spec, loss: &loss, lse })
+            let (weight, spec, stats) = (None, entropy, None);
+            d.run(&Kernel::CrossEntropy { logits: &logits, target: &target, weight, spec, loss: &loss, stats })
         }),
         wrong("cross_entropy of no classes", move |d| {
             let (logits, target, loss) = (f(d, &[4, 0]), ids(d, &[4]), f(d, &[]));
-            let (weight, spec, lse) = (None, entropy, None);
-            d.run(&Kernel::CrossEntropy { logits: &logits, target: &target, weight, spec, loss: &loss, lse })
+            let (weight, spec, stats) = (None, entropy, None);
+            d.run(&Kernel::CrossEntropy { logits: &logits, target: &target, weight, spec, loss: &loss, stats })
         }),
         wrong("nll_loss_grad", move |d| {
             let (target, g, out, weight) = (ids(d, &[4]), f(d, &[4]), f(d, &[4, 3]), None);
