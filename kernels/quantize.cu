@@ -1,5 +1,5 @@
-// Symmetric absmax int8 by groups of consecutive elements of the last dimension: scale = absmax / 127 in f32, q = x / scale
-// rounded to nearest even, or by chance: floor(x / scale + u).
+// Symmetric absmax int8 by groups of consecutive elements of the last dimension: the scale is the largest magnitude,
+// q = (x / scale) 127 rounded to nearest even, or by chance: floor((x / scale) 127 + u).
 //
 // quantize: a group of up to 256 elements is the work of 1 to 32 lanes of a warp; quantize_block: a longer one is that of a
 // block. A thread takes packs of 8 elements (16-byte loads, 8-byte stores), one or up to 4 of them, and holds them between
@@ -55,9 +55,8 @@ DEVICE void words_from(const RandomStream& stream, uint64_t first, uint32_t (&wo
 }
 
 template <class C, int HELD>
-DEVICE void store_held(const Quantize& p, const Group& g, int64_t from, const C (&x)[HELD][PACK], float scale, int thread, int team) {
-    const bool zeros = scale == 0.0f || !isfinite(scale);
-    const C divisor = static_cast<C>(scale);
+DEVICE void store_held(const Quantize& p, const Group& g, int64_t from, const C (&x)[HELD][PACK], C scale, int thread, int team) {
+    const bool zeros = scale == C(0) || !isfinite(scale);
 #pragma unroll
     for (int i = 0; i < HELD; i++) {
         const int64_t j = from + PACK * (thread + int64_t(i) * team);
@@ -67,9 +66,8 @@ DEVICE void store_held(const Quantize& p, const Group& g, int64_t from, const C 
         uint64_t bytes = 0;
 #pragma unroll
         for (int e = 0; e < PACK; e++) {
-            C y = x[i][e] / divisor;
+            C y = x[i][e] / scale * C(127);  // no quotient is beyond 1
             if (p.by_chance) y = static_cast<C>(floor(static_cast<double>(y) + words[e] / 4294967296.0));
-            y = y < C(-127) ? C(-127) : y > C(127) ? C(127) : y;
             const int32_t q = zeros ? 0 : static_cast<int32_t>(rint(y));
             bytes |= uint64_t(q & 255) << (8 * e);
         }
@@ -107,15 +105,13 @@ DEVICE void quantize_group(const Quantize& p, int64_t number, int thread, int te
             for (int e = 0; e < PACK; e++) most = larger(most, fabs(x[i][e]));
         if (from + held >= g.length) break;
     }
-    most = fold(most);
-    // NaN anywhere makes the maximum NaN; a scale beyond f32 is as useless as an infinity.
-    const float scale = static_cast<float>(most / C(127));
+    most = fold(most);  // NaN anywhere makes it NaN
     for (;; from -= held) {  // from what is held back to the start
-        store_held(p, g, from, x, scale, thread, team);
+        store_held(p, g, from, x, most, thread, team);
         if (from == 0) break;
         load_held(p, g, from - held, x, thread, team);
     }
-    if (there && thread == 0) store(p.scales, p.scales.row(row) + k * p.scales.last_stride(), isfinite(scale) ? scale : NAN);
+    if (there && thread == 0) store(p.scales, p.scales.row(row) + k * p.scales.last_stride(), isfinite(most) ? most : C(NAN));
 }
 
 template <class C>
@@ -149,11 +145,11 @@ struct Dequantize {
     int64_t packs;  // whole packs may be loaded and stored, and have one scale
 };
 
-// out = q scale: a pack of a row a thread.
+// out = q / 127 scale: a pack of a row a thread.
 template <class C>
 DEVICE void dequantize(const Dequantize& p) {
     const int64_t width = p.out.last(), in_row = (width + PACK - 1) / PACK, step = int64_t(gridDim.x) * blockDim.x;
-    const auto number = [](uint64_t byte) { return static_cast<C>(static_cast<int8_t>(byte)); };
+    const auto number = [](uint64_t byte) { return static_cast<C>(static_cast<int8_t>(byte)) * static_cast<C>(1.0 / 127.0); };
     for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < p.rows * in_row; i += step) {
         const int64_t row = i / in_row, first = (i - row * in_row) * PACK;
         const int64_t q = p.q.row(row), out = p.out.row(row), scales = p.scales.row(row);

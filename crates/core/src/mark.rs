@@ -33,8 +33,9 @@ impl fmt::Display for Mark {
     }
 }
 
-/// How a value is stored as int8: symmetric, one f32 scale (absmax / 127) per `group` consecutive elements of the last
-/// dimension. Bytes: one per element and four per group (1.0625 per element at 64).
+/// How a value is stored as int8: symmetric, one scale per `group` consecutive elements of the last dimension. The scale is
+/// their largest magnitude: f32, and f64 for f64. Bytes: one per element and four (eight) per group, 1.0625 per element at 64.
+/// A stored element is within half a step of the true one; a step is the scale / 127. See [`Kernel::Quantize`](crate::Kernel).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 pub struct Int8Spec {
     /// Elements per scale, at least 1.

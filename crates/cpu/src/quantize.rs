@@ -1,5 +1,7 @@
-//! Symmetric absmax int8 by groups of consecutive elements of the last dimension: scale = absmax / 127, q = x / scale
-//! rounded to nearest even, or up with the probability of what is cut off. Each row is read once: a group stays in cache between its absmax and its rounding.
+//! Symmetric absmax int8 by groups of consecutive elements of the last dimension: q = (x / scale) 127 rounded to nearest
+//! even, or up with the probability of what is cut off. The scale is the largest magnitude and not its 127th part: that may
+//! be subnormal, and 127 times it more than the largest number. Each row is read once: a group stays in cache between its
+//! absmax and its rounding.
 
 use crate::exec::Exec;
 use crate::math::{Float, reduce_blocks};
@@ -17,7 +19,7 @@ pub(crate) fn quantize(
     scales: &Tensor,
 ) -> Result<()> {
     for_float!("quantize", x.dtype(), T => {
-        let (xs, qs, scales) = (Rows::<T>::of(x), Rows::<u8>::of(q), Span::<f32>::of(scales));
+        let (xs, qs, scales) = (Rows::<T>::of(x), Rows::<u8>::of(q), Span::<T>::of(scales));
         let groups = xs.width.div_ceil(group);
         for_each_row::<T>(exec, xs.count, xs.width, 3, #[inline(always)] |r| {
             let (x, q) = (xs.row(r), qs.row(r));
@@ -34,7 +36,7 @@ pub(crate) fn quantize(
 /// Quantizes one group and gives its scale. `draws`: the stream that decides what is rounded up, and the first element's
 /// number in it.
 #[inline(always)]
-fn quantize_group<T: Float>(x: Span<T>, q: Span<u8>, draws: Option<(RandomStream, u64)>) -> f32 {
+fn quantize_group<T: Float>(x: Span<T>, q: Span<u8>, draws: Option<(RandomStream, u64)>) -> T {
     let absmax = reduce_blocks(
         x.len(),
         T::ZERO,
@@ -46,45 +48,42 @@ fn quantize_group<T: Float>(x: Span<T>, q: Span<u8>, draws: Option<(RandomStream
         #[inline(always)]
         |a, b| a.larger(b),
     );
-    let scale = (absmax / T::of(127.0)).wide() as f32;
-    // NaN anywhere makes absmax NaN; a scale beyond f32 is as useless as an infinity.
-    let bad = !scale.is_finite();
-    let zero = scale == 0.0 || bad;
-    let divisor = T::of(scale as f64);
-    let limit = T::of(127.0);
-    // A loop for each, so that the usual one has no branch in it.
-    if zero {
+    // NaN anywhere makes absmax NaN.
+    let finite = absmax < T::INFINITY;
+    let steps = T::of(127.0);
+    // A loop for each, so that the usual one has no branch in it. No quotient is beyond 1, so none needs a limit.
+    if absmax == T::ZERO || !finite {
         q.fill(0);
     } else if let Some((stream, start)) = draws {
         // The nearest whole number to the floor is the floor.
         let up = |x: T, word: u32| T::of((x.wide() + f64::from(word) / 4_294_967_296.0).floor());
         for i in (0..x.len()).step_by(BLOCK) {
             let (block, words) = (x.load::<BLOCK>(i, T::ZERO), words(stream, start + i as u64));
-            q.store(i, lanes!(j => up(block[j] / divisor, words[j]).limit(-limit, limit).to_byte()));
+            q.store(i, lanes!(j => up(block[j] / absmax * steps, words[j]).to_byte()));
         }
     } else {
         for i in (0..x.len()).step_by(BLOCK) {
             let block = x.load::<BLOCK>(i, T::ZERO);
-            q.store(i, lanes!(j => (block[j] / divisor).limit(-limit, limit).to_byte()));
+            q.store(i, lanes!(j => (block[j] / absmax * steps).to_byte()));
         }
     }
-    if bad { f32::NAN } else { scale }
+    if finite { absmax } else { T::of(f64::NAN) }
 }
 
 pub(crate) fn dequantize(exec: &Exec, q: &Tensor, scales: &Tensor, group: usize, out: &Tensor) -> Result<()> {
     for_float!("dequantize", out.dtype(), T => {
         let (qs, outs) = (Rows::<u8>::of(q), Rows::<T>::of(out));
-        let scales = Rows::<f32>::of(scales);
-        let groups = outs.width.div_ceil(group);
+        let scales = Rows::<T>::of(scales);
+        let (groups, step) = (outs.width.div_ceil(group), T::of(1.0 / 127.0));
         for_each_row::<T>(exec, outs.count, outs.width, 2, #[inline(always)] |r| {
             let (q, o) = (qs.row(r), outs.row(r));
             for k in 0..groups {
                 let (first, len) = (k * group, group.min(outs.width - k * group));
-                let scale = T::of(scales.row(r).get(k) as f64);
+                let scale = scales.row(r).get(k);
                 let (q, o) = (q.sub(first, len), o.sub(first, len));
                 for i in (0..len).step_by(BLOCK) {
                     let block = q.load::<BLOCK>(i, 0);
-                    o.store(i, lanes!(j => T::of_byte(block[j]) * scale));
+                    o.store(i, lanes!(j => T::of_byte(block[j]) * step * scale));
                 }
             }
         });

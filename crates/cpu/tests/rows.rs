@@ -312,6 +312,15 @@ fn embedding_and_gradient() {
     }
 }
 
+/// How many steps of int8 a number is in a group of this largest magnitude.
+fn steps(x: f64, scale: f64, dtype: DType) -> f64 {
+    match dtype {
+        _ if scale == 0.0 => 0.0,
+        DType::F64 => x / scale * 127.0,
+        _ => f64::from(x as f32 / scale as f32 * 127.0),
+    }
+}
+
 #[test]
 fn int8_round_trip() {
     let device = device(2);
@@ -327,33 +336,25 @@ fn int8_round_trip() {
                 let mut groups = shape.to_vec();
                 *groups.last_mut().unwrap_or(&mut 0) = width.div_ceil(group);
                 let q = Tensor::full(&device, shape, DType::U8, 77.0).unwrap();
-                let scales = poisoned(&device, DType::F32, if shape.is_empty() { &[] } else { &groups });
+                let scales = poisoned(&device, dtype.computed_in(), if shape.is_empty() { &[] } else { &groups });
                 run(&device, Kernel::Quantize { x: &x, group, rounding: None, q: &q, scales: &scales });
                 let out = poisoned(&device, dtype, shape);
                 run(&device, Kernel::Dequantize { q: &q, scales: &scales, group, out: &out });
                 let held = x.to_f64_vec().unwrap();
-                let scales = scales.to_vec::<f32>().unwrap();
+                let scales = scales.to_f64_vec().unwrap();
                 let bytes = q.to_vec::<u8>().unwrap();
                 let mut want = vec![];
                 for (row, x) in held.chunks(width).enumerate() {
                     for (k, x) in x.chunks(group).enumerate() {
                         let absmax = x.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
                         let scale = scales[row * width.div_ceil(group) + k];
-                        assert!((scale as f64 - absmax / 127.0).abs() <= absmax * 1e-9 + scale as f64 * 1e-7);
-                        want.extend(x.iter().map(|&x| {
-                            if scale == 0.0 {
-                                0.0
-                            } else if dtype == DType::F64 {
-                                (x / scale as f64).round_ties_even()
-                            } else {
-                                (x as f32 / scale).round_ties_even() as f64
-                            }
-                        }));
+                        assert_eq!(scale, absmax);
+                        want.extend(x.iter().map(|&x| steps(x, scale, dtype).round_ties_even()));
                     }
                 }
                 let got: Vec<f64> = bytes.iter().map(|&b| b as i8 as f64).collect();
                 assert_eq!(got, want, "{dtype}{shape:?} by {group}");
-                let bound = scales.iter().fold(0.0f64, |m, &s| m.max(s as f64)) * 0.51 + 0.02;
+                let bound = scales.iter().fold(0.0, |m: f64, &s| m.max(s)) / 127.0 * 0.51 + 0.02;
                 for (a, b) in out.to_f64_vec().unwrap().iter().zip(&held) {
                     assert!((a - b).abs() <= bound, "{a} {b}");
                 }
@@ -366,41 +367,35 @@ fn int8_round_trip() {
             (Tensor::full(&device, &[2, 4], DType::U8, 0.0).unwrap(), poisoned(&device, DType::F32, &[2, 1]));
         run(&device, Kernel::Quantize { x: &x, group: 4, rounding: None, q: &q, scales: &scales });
         let scales = scales.to_vec::<f32>().unwrap();
-        assert!(scales[0].is_nan() && scales[1] == 4.0 / 127.0);
+        assert!(scales[0].is_nan() && scales[1] == 4.0);
     }
 }
 
 /// Stochastic rounding by the definition: bytes and scales of rows of `width`.
-fn rounded_by_hand(x: &[f64], dtype: DType, width: usize, group: usize, stream: RandomStream) -> (Vec<i8>, Vec<f32>) {
+fn rounded_by_hand(x: &[f64], dtype: DType, width: usize, group: usize, stream: RandomStream) -> (Vec<i8>, Vec<f64>) {
     let (mut bytes, mut scales) = (vec![], vec![]);
     let mut numbers = 0..;
     for group in x.chunks(width).flat_map(|row| row.chunks(group)) {
         let absmax = group.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
-        let scale = if dtype == DType::F64 { (absmax / 127.0) as f32 } else { absmax as f32 / 127.0 };
         for (&x, i) in group.iter().zip(&mut numbers) {
-            let steps = match scale {
-                0.0 => 0.0,
-                _ if dtype == DType::F64 => x / f64::from(scale),
-                _ => f64::from(x as f32 / scale),
-            };
             let u = f64::from(stream.word(i)) / 2f64.powi(32);
-            bytes.push((steps + u).floor().clamp(-127.0, 127.0) as i8);
+            bytes.push((steps(x, absmax, dtype) + u).floor() as i8);
         }
-        scales.push(scale);
+        scales.push(absmax);
     }
     (bytes, scales)
 }
 
 /// Bytes and scales of the kernel.
-fn rounded(device: &Device, x: &Tensor, group: usize, stream: RandomStream) -> (Vec<i8>, Vec<f32>) {
+fn rounded(device: &Device, x: &Tensor, group: usize, stream: RandomStream) -> (Vec<i8>, Vec<f64>) {
     let mut groups = x.shape().to_vec();
     if let Some(last) = groups.last_mut() {
         *last = last.div_ceil(group);
     }
     let q = Tensor::full(device, x.shape(), DType::U8, 77.0).unwrap();
-    let scales = poisoned(device, DType::F32, &groups);
+    let scales = poisoned(device, x.dtype().computed_in(), &groups);
     run(device, Kernel::Quantize { x, group, rounding: Some(stream), q: &q, scales: &scales });
-    (q.to_vec::<u8>().unwrap().into_iter().map(|b| b as i8).collect(), scales.to_vec().unwrap())
+    (q.to_vec::<u8>().unwrap().into_iter().map(|b| b as i8).collect(), scales.to_f64_vec().unwrap())
 }
 
 #[test]
@@ -458,7 +453,7 @@ fn stochastic_rounding_is_right_on_average() {
         let errors: Vec<f64> = (held.iter().zip(&sums).enumerate())
             .map(|(i, (x, sum))| {
                 let scale = scales[i / width * groups_per_row + i % width / group];
-                sum / draws as f64 - x / f64::from(scale)
+                sum / draws as f64 - x / scale * 127.0
             })
             .collect();
         // In steps. A draw's standard deviation is at most 1/2: that of a mean 0.0112, that of all means' mean 0.0006.

@@ -15,22 +15,20 @@ fn check(both: &Both, lie: Lie, shape: &[usize], dtype: DType, group: usize, val
     }
     for rounding in [None, Some(STREAM)] {
         let what = format!("{dtype} {shape:?} {lie:?} by {group}, {rounding:?}");
-        let (q, scales) = (both.outs(shape, DType::U8), both.outs(&groups, DType::F32));
+        let (q, scales) = (both.outs(shape, DType::U8), both.outs(&groups, dtype.computed_in()));
         let kernel = |i: usize, x| Kernel::Quantize { x, group, rounding, q: &q[i], scales: &scales[i] };
         both.run(kernel(0, &x), kernel(1, &x_cpu));
         same_bytes(&format!("q, {what}"), &q);
-        let nan = |t: &Tensor| t.to_vec::<f32>().unwrap().iter().map(|s| s.is_nan()).collect::<Vec<_>>();
-        assert_eq!(nan(&scales[0]), nan(&scales[1]), "scales, {what}");
-        let finite = |t: &Tensor| {
-            t.to_vec::<f32>().unwrap().iter().map(|s| if s.is_nan() { 0.0 } else { *s }).collect::<Vec<_>>()
+        let same = |x: &[Tensor; 2]| {
+            let [a, b] = [&x[0], &x[1]].map(|t| t.to_f64_vec().unwrap());
+            a.iter().zip(&b).all(|(a, b)| a == b || a.is_nan() && b.is_nan())
         };
-        assert_eq!(finite(&scales[0]), finite(&scales[1]), "scales, {what}");
-        for dtype in FLOATS {
+        assert!(same(&scales), "scales, {what}");
+        for dtype in FLOATS.into_iter().filter(|out| out.computed_in() == dtype.computed_in()) {
             let outs = both.outs(shape, dtype);
             let kernel = |i: usize| Kernel::Dequantize { q: &q[i], scales: &scales[i], group, out: &outs[i] };
             both.run(kernel(0), kernel(1));
-            let [a, b] = [&outs[0], &outs[1]].map(|t| t.to_f64_vec().unwrap());
-            assert!(a.iter().zip(&b).all(|(a, b)| a == b || a.is_nan() && b.is_nan()), "{dtype} from {what}");
+            assert!(same(&outs), "{dtype} from {what}");
         }
     }
 }
@@ -81,6 +79,18 @@ fn values_at_the_edges() {
             values[20..30].iter_mut().for_each(|v| *v = bad);
             check(&both, Lie::Plain, &[4, 10], dtype, 5, &values);
         }
+    }
+    // Each row of one magnitude, from the subnormal numbers to the largest.
+    for (dtype, least, most) in
+        [(DType::F64, -1074, 1024), (DType::F32, -149, 128), (DType::BF16, -133, 128), (DType::F16, -24, 16)]
+    {
+        let of_row = |row: usize| least + row as i32 * (most - least) / 64;
+        let scaled = |(i, x): (usize, &f64)| {
+            let e = of_row(i / 24);
+            x * 2f64.powi(e / 2) * 2f64.powi(e - e / 2)
+        };
+        let values: Vec<f64> = numbers(64 * 24, 1).iter().enumerate().map(scaled).collect();
+        check(&both, Lie::Plain, &[64, 24], dtype, 24, &values);
     }
     // Halves between two numbers, to the even one; and what is beyond f32.
     let halves: Vec<f64> =

@@ -509,12 +509,20 @@ fn quantize(exec: &Exec<'_>, tensor: &Tensor, int8: Int8Spec, stream: RandomStre
         Rounding::Stochastic => Some(stream),
     };
     let q = exec.empty(&spec.shape, DType::U8)?;
-    let scales = exec.empty(&scales, DType::F32)?;
+    let scales = exec.empty(&scales, spec.dtype.computed_in())?;
     exec.run(Kernel::Quantize { x: tensor, group, rounding, q: &q, scales: &scales })?;
-    if scales.device().computes() && scales.to_vec::<f32>()?.iter().any(|s| s.is_nan()) {
+    if scales.device().computes() && has_nan(&scales)? {
         return Err(Error::NonFinite { path: String::new(), op: "" });
     }
     Ok(Quantized { q, scales, group, spec })
+}
+
+/// True where one of these f32 or f64 numbers is NaN. Takes no memory of the device.
+fn has_nan(x: &Tensor) -> Result<bool> {
+    Ok(match x.dtype() {
+        DType::F64 => x.to_vec::<f64>()?.iter().any(|x| x.is_nan()),
+        _ => x.to_vec::<f32>()?.iter().any(|x| x.is_nan()),
+    })
 }
 
 fn dequantize(exec: &Exec<'_>, quantized: &Quantized) -> Result<Tensor> {

@@ -221,7 +221,8 @@ impl Graph {
                 (Mark::Int8(spec), Stored::Unsettled) => {
                     let last = v.spec.shape.last().copied().unwrap_or(1).max(1);
                     let rows = v.spec.len() / last;
-                    (v.spec.len() + 4 * rows * last.div_ceil(spec.group.max(1))) as i64
+                    let scale = v.spec.dtype.computed_in().size();
+                    (v.spec.len() + scale * rows * last.div_ceil(spec.group.max(1))) as i64
                 }
                 (Mark::Int8(_), _) => v.stored_bytes() as i64,
                 #[allow(unreachable_patterns)] // marks are open to more

@@ -194,12 +194,12 @@ impl Item {
     }
 }
 
-/// Bytes of an int8 store: one per element and four per group.
+/// Bytes of an int8 store: one per element and a scale per group.
 fn int8_bytes(value: &TraceValue, spec: Int8Spec) -> u64 {
     let last = value.shape.last().copied().unwrap_or(1);
     let elements: usize = value.shape.iter().product();
     let groups = elements.checked_div(last).unwrap_or(0) * last.div_ceil(spec.group.max(1));
-    (elements + 4 * groups) as u64
+    (elements + value.dtype.computed_in().size() * groups) as u64
 }
 
 /// What the paths of values of repeated blocks have in common: a star for each segment that is a number.
