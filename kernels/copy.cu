@@ -1,7 +1,7 @@
 // Fill, and copy with conversion between any two dtypes and layouts.
 //
-// Conversion is as core defines it: through int64 between integers, through double otherwise; both hold every value of the
-// other types, so that one rounding is made. Integers saturate, NaN becomes 0, and bool is what isn't 0.
+// Conversion is as core defines it: through int64 from integers, through double from floats; they hold every value of the
+// source, so that one rounding is made. Floats saturate in integers, NaN becomes 0, and bool is what isn't 0.
 #include "tensor.cuh"
 
 // double to float such that a second rounding, to fewer bits, is right: inexact results get an odd last bit.
@@ -24,15 +24,20 @@ DEVICE T of_double(double x, double low, double high, T least, T most) {
     return x >= high ? most : static_cast<T>(x);
 }
 
+// int64 to double such that a second rounding, to fewer bits, is right: of large ones the bits that double has no room for
+// are cut off, and the last that stays is set if they weren't all 0.
+DEVICE double whole_to_odd(int64_t x) {
+    const int64_t cut = (1 << 11) - 1;
+    const bool large = x >= (int64_t(1) << 53) || x <= -(int64_t(1) << 53);
+    return static_cast<double>(large ? (x & ~cut) | (int64_t((x & cut) != 0) << 11) : x);
+}
+
 DEVICE bool is_integer(int dtype) { return dtype >= I64; }
 
-// Elements by their dtype, as the two types that hold them all.
+// Floats and integers by their dtype, as the types that hold them all.
 DEVICE double read_double(const Tensor& t, int64_t at) {
     switch (t.dtype) {
         case F64: return reinterpret_cast<const double*>(t.data)[at];
-        case I64: return static_cast<double>(reinterpret_cast<const int64_t*>(t.data)[at]);
-        case I32: return reinterpret_cast<const int32_t*>(t.data)[at];
-        case U8: case BOOL: return reinterpret_cast<const uint8_t*>(t.data)[at];
         default: return load<float>(t, at);
     }
 }
@@ -56,6 +61,9 @@ DEVICE void write_double(const Tensor& t, int64_t at, double x) {
 }
 DEVICE void write_integer(const Tensor& t, int64_t at, int64_t x) {
     switch (t.dtype) {
+        case F64: reinterpret_cast<double*>(t.data)[at] = static_cast<double>(x); break;
+        case F32: reinterpret_cast<float*>(t.data)[at] = static_cast<float>(x); break;
+        case BF16: case F16: store(t, at, round_to_odd(whole_to_odd(x))); break;
         case I64: reinterpret_cast<int64_t*>(t.data)[at] = x; break;
         case I32: reinterpret_cast<int32_t*>(t.data)[at] = static_cast<int32_t>(x); break;
         case U8: reinterpret_cast<uint8_t*>(t.data)[at] = static_cast<uint8_t>(x); break;
@@ -80,10 +88,10 @@ struct Copy {
 // Between dtypes. One thread an element, in the order of out.
 KERNEL copy_convert(const Copy p) {
     const int64_t n = p.out.count(), step = int64_t(gridDim.x) * blockDim.x;
-    const bool integers = is_integer(p.x.dtype) && is_integer(p.out.dtype);
+    const bool integer = is_integer(p.x.dtype);
     for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += step) {
         const int64_t from = p.x.offset(i), to = p.out.offset(i);
-        if (integers) write_integer(p.out, to, read_integer(p.x, from));
+        if (integer) write_integer(p.out, to, read_integer(p.x, from));
         else write_double(p.out, to, read_double(p.x, from));
     }
 }

@@ -37,7 +37,8 @@ impl Tensor {
         Tensor::from_bytes(device, shape, T::DTYPE, &T::to_bytes(values))
     }
 
-    /// A tensor from the bytes of its elements in row-major order and the machine's byte order.
+    /// A tensor from the bytes of its elements in row-major order and the machine's byte order. A bool is the byte 0 or 1;
+    /// another is an error.
     pub fn from_bytes(device: &Device, shape: &[usize], dtype: DType, bytes: &[u8]) -> Result<Tensor> {
         let tensor = Tensor::uninit(device, shape, dtype, Kind::Input)?;
         if tensor.storage.bytes() != bytes.len() {
@@ -45,6 +46,12 @@ impl Tensor {
                 "from_bytes",
                 format!("{} bytes given, {dtype}{shape:?} needs {}", bytes.len(), tensor.storage.bytes()),
             ));
+        }
+        if dtype == DType::Bool
+            && let Some(at) = bytes.iter().position(|&byte| byte > 1)
+        {
+            let reason = format!("a bool is the byte 0 or 1, that at position {at} is {}; cast a u8 tensor", bytes[at]);
+            return Err(Error::tensor("from_bytes", reason));
         }
         device.backend().upload(tensor.storage.buffer(), 0, bytes)?;
         Ok(tensor)
@@ -222,7 +229,9 @@ impl Tensor {
     pub fn copy(&self, kind: Kind) -> Result<Tensor> {
         self.cast(self.dtype, kind)
     }
-    /// A contiguous copy with another dtype. Floats round to nearest even, to integers towards zero; to bool: not 0.
+    /// A contiguous copy with another dtype. To a float: the nearest one, of two the even one, in one rounding from any
+    /// dtype, i64 too; beyond the largest it is infinite. From a float to an integer: towards zero, the nearest end of the
+    /// range beyond it, 0 for NaN. Between integers: the low bits (two's complement). To bool: whether it isn't 0 (NaN isn't).
     pub fn cast(&self, dtype: DType, kind: Kind) -> Result<Tensor> {
         let out = Tensor::uninit(self.device(), self.shape(), dtype, kind)?;
         self.device().backend().run(&Kernel::Copy { x: self, out: &out })?;

@@ -6,54 +6,74 @@ use crate::view::{BLOCK, Nest, Span, lanes};
 use half::{bf16, f16};
 use retape_core::{DType, Tensor};
 
-/// Conversion as core's cast defines it: through i64 between integers, through f64 otherwise. Both hold every value
-/// of the other types exactly, so one rounding is made.
+/// Conversion as core's cast defines it: through the smallest of i64, f32 and f64 that holds every value of the source
+/// exactly, so one rounding is made.
 trait Cast: Cell + Send + Sync {
-    const INTEGER: bool;
-    fn to_f64(self) -> f64;
+    /// What it is converted through.
+    type Wide: Wide;
+    fn wide(self) -> Self::Wide;
     fn of_f64(value: f64) -> Self;
-    fn to_i64(self) -> i64 {
-        unreachable!("floats go through f64")
-    }
-    fn of_i64(_: i64) -> Self {
-        unreachable!("floats go through f64")
+    fn of_f32(value: f32) -> Self;
+    fn of_i64(value: i64) -> Self;
+}
+
+/// i64, f32 or f64.
+trait Wide: Copy {
+    fn cast<D: Cast>(self) -> D;
+}
+
+impl Wide for f64 {
+    #[inline(always)]
+    fn cast<D: Cast>(self) -> D {
+        D::of_f64(self)
     }
 }
 
-macro_rules! cast_integer {
-    ($($t:ty),*) => {$(
-        impl Cast for $t {
-            const INTEGER: bool = true;
-            #[inline(always)]
-            fn to_f64(self) -> f64 { self as f64 }
-            #[inline(always)]
-            fn of_f64(value: f64) -> $t { value as $t }
-            #[inline(always)]
-            fn to_i64(self) -> i64 { self as i64 }
-            #[inline(always)]
-            fn of_i64(value: i64) -> $t { value as $t }
-        }
-    )*};
+impl Wide for f32 {
+    #[inline(always)]
+    fn cast<D: Cast>(self) -> D {
+        D::of_f32(self)
+    }
 }
-cast_integer!(i64, i32, u8);
 
-macro_rules! cast_float {
-    ($($t:ty, $to:expr, $of:expr);*) => {$(
-        impl Cast for $t {
-            const INTEGER: bool = false;
-            #[inline(always)]
-            fn to_f64(self) -> f64 { $to(self) }
-            #[inline(always)]
-            fn of_f64(value: f64) -> $t { $of(value) }
-        }
-    )*};
+impl Wide for i64 {
+    #[inline(always)]
+    fn cast<D: Cast>(self) -> D {
+        D::of_i64(self)
+    }
 }
-cast_float!(
-    f64, std::convert::identity, std::convert::identity;
-    f32, f64::from, |v| v as f32;
-    bf16, |v| f64::from(bf16::to_f32(v)), |v| bf16::from_f32(round_to_odd(v));
-    f16, |v| f64::from(f16::to_f32(v)), |v| f16::from_f32(round_to_odd(v))
-);
+
+macro_rules! cast_by {
+    ($t:ty, $through:ty, $wide:expr, $of_f64:expr, $of_f32:expr, $of_i64:expr) => {
+        impl Cast for $t {
+            type Wide = $through;
+            #[inline(always)]
+            fn wide(self) -> $through {
+                $wide(self)
+            }
+            #[inline(always)]
+            fn of_f64(value: f64) -> $t {
+                $of_f64(value)
+            }
+            #[inline(always)]
+            fn of_f32(value: f32) -> $t {
+                $of_f32(value)
+            }
+            #[inline(always)]
+            fn of_i64(value: i64) -> $t {
+                $of_i64(value)
+            }
+        }
+    };
+}
+cast_by!(i64, i64, |v| v, |v| v as i64, |v| v as i64, |v| v);
+cast_by!(i32, i64, i64::from, |v| v as i32, |v| v as i32, |v| v as i32);
+cast_by!(u8, i64, i64::from, |v| v as u8, |v| v as u8, |v| v as u8);
+cast_by!(f64, f64, |v| v, |v| v, f64::from, |v| v as f64);
+cast_by!(f32, f32, |v| v, |v| v as f32, |v| v, |v| v as f32);
+cast_by!(bf16, f32, bf16::to_f32, |v| bf16::from_f32(to_odd(v)), bf16::from_f32, |v| bf16::from_f32(whole_to_odd(v)));
+cast_by!(f16, f32, f16::to_f32, |v| f16::from_f32(to_odd(v)), f16::from_f32, |v| f16::from_f32(whole_to_odd(v)));
+cast_by!(Flag, i64, |v: Flag| i64::from(v.0), |v| Flag::of(v != 0.0), |v| Flag::of(v != 0.0), |v| Flag::of(v != 0));
 
 /// A byte that is 0 or 1.
 #[derive(Clone, Copy, Default)]
@@ -62,29 +82,26 @@ struct Flag(u8);
 
 impl Cell for Flag {}
 
-impl Cast for Flag {
-    const INTEGER: bool = true;
+impl Flag {
     #[inline(always)]
-    fn to_f64(self) -> f64 {
-        self.0 as f64
+    fn of(truth: bool) -> Flag {
+        Flag(truth as u8)
     }
-    #[inline(always)]
-    fn of_f64(value: f64) -> Flag {
-        Flag((value != 0.0) as u8)
-    }
-    #[inline(always)]
-    fn to_i64(self) -> i64 {
-        self.0 as i64
-    }
-    #[inline(always)]
-    fn of_i64(value: i64) -> Flag {
-        Flag((value != 0) as u8)
-    }
+}
+
+/// i64 to f32 such that a second rounding, to fewer bits, is right: of large ones the bits that f64 has no room for are
+/// cut off, and the last that stays is set if they weren't all 0.
+#[inline(always)]
+fn whole_to_odd(value: i64) -> f32 {
+    const CUT: i64 = (1 << 11) - 1;
+    let large = value.unsigned_abs() >> 53 != 0;
+    let odd = (value & !CUT) | ((value & CUT != 0) as i64) << 11;
+    to_odd((if large { odd } else { value }) as f64)
 }
 
 /// f64 to f32 such that a second rounding, to fewer bits, is right: inexact results get an odd last bit.
 #[inline(always)]
-fn round_to_odd(value: f64) -> f32 {
+fn to_odd(value: f64) -> f32 {
     let near = value as f32;
     let error = value - near as f64;
     if error == 0.0 || !near.is_finite() {
@@ -182,11 +199,7 @@ pub(crate) fn copy(exec: &Exec, x: &Tensor, out: &Tensor) {
         };
     }
     for_any!(x.dtype(), S => for_any!(out.dtype(), D => {
-        if S::INTEGER && D::INTEGER {
-            convert::<S, D>(exec, x, out, #[inline(always)] |v| <D as Cast>::of_i64(Cast::to_i64(v)))
-        } else {
-            convert::<S, D>(exec, x, out, #[inline(always)] |v| <D as Cast>::of_f64(Cast::to_f64(v)))
-        }
+        convert::<S, D>(exec, x, out, #[inline(always)] |v| Cast::wide(v).cast())
     }))
 }
 
