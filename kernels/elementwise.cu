@@ -44,7 +44,7 @@ struct UnaryForward {
             case LOG1P: MAP1(log1p(a));
             case EXPM1: MAP1(expm1(a));
             case ERF: MAP1(erf(a));
-            case SOFTPLUS: MAP1(k * a > l ? a : log1p(exp(k * a)) / k);
+            case SOFTPLUS: MAP1(k * a > l ? a : softplus(k * a) / k);
             case LOG_SIGMOID: MAP1(smaller(a, C(0)) - log1p(exp(-fabs(a))));
             case LEAKY_RELU: MAP1(a > C(0) ? a : k * a);
             case ELU: MAP1(a > C(0) ? a : k * expm1(a));
@@ -81,9 +81,10 @@ struct UnaryBackward {
             case EXP: MAP2(a * b);
             case LOG: MAP2(a / b);
             case SQRT: MAP2(a * C(0.5) / b);
-            case RSQRT: MAP2(a * (C(-0.5) * b * b * b));
-            case RECIPROCAL: MAP2(a * -(b * b));
-            case SQUARE: MAP2(a * (b + b));
+            // From g on, as y^3, y^2 and 2x may be out of range where the product isn't.
+            case RSQRT: MAP2(C(-0.5) * (a * b * b * b));
+            case RECIPROCAL: MAP2(-(a * b * b));
+            case SQUARE: MAP2(C(2) * (a * b));
             case ABS: MAP2(b > C(0) ? a : b < C(0) ? -a : C(0));
             case TANH: MAP2(a * (C(1) - b) * (C(1) + b));
             case SIGMOID: MAP2(a * (b * (C(1) - b)));
@@ -99,10 +100,10 @@ struct UnaryBackward {
             case SOFTPLUS: MAP2(k * b > l ? a : a * sigmoid(k * b));
             case LOG_SIGMOID: MAP2(a * sigmoid(-b));
             case LEAKY_RELU: MAP2(b > C(0) ? a : a * k);
-            case ELU: MAP2(b <= C(0) ? a * (k * exp(b)) : a);
+            case ELU: MAP2(b > C(0) ? a : a * (k * exp(b)));
             // An infinite bound is none: nothing is at it, and nothing outside.
-            case CLAMP: MAP2((k == -infinity<C>() || b > k) && (l == infinity<C>() || b < l) ? a : C(0));
-            case POW: MAP2(k == C(0) ? C(0) : a * (k * pow(b, l)));  // l is k - 1
+            case CLAMP: MAP2((k != -infinity<C>() && b <= k) || (l != infinity<C>() && b >= l) ? C(0) : a);
+            case POW: MAP2(k == C(0) ? C(0) : a * k * pow(b, l));  // l is k - 1
             default: MAP2(k == C(0) && b < infinity<C>() ? C(0) : a * (b * l));  // POW_BASE; l is ln k
         }
     }
@@ -141,7 +142,14 @@ struct ExtremumBackward {
 };
 MAP_KERNEL(extremum_grad, 3, ExtremumBackward)
 
-enum Ternary : int32_t { LERP, ADDCMUL, ADDCDIV, POW_GRAD_BASE, POW_GRAD_EXPONENT };
+enum Ternary : int32_t { LERP, ADDCMUL, ADDCDIV, POW_GRAD_BASE, POW_GRAD_EXPONENT, DIV_GRAD_DIVISOR };
+
+// From a to b; the difference is taken of halves, so that it doesn't overflow.
+template <class C>
+DEVICE C lerp(C a, C b, C c) {
+    const C step = b * C(0.5) - a * C(0.5), rest = C(1) - c;
+    return fabs(c) < C(0.5) ? a + C(2) * (c * step) : b - C(2) * (rest * step);
+}
 
 template <class C>
 struct TernaryForward {
@@ -150,11 +158,12 @@ struct TernaryForward {
     DEVICE void operator()(const C (&x)[3][W], C (&y)[W]) const {
         const C k = C(p.constants[0]);
         switch (p.function) {
-            case LERP: MAP3(fabs(c) < C(0.5) ? a + c * (b - a) : b - (b - a) * (C(1) - c));
+            case LERP: MAP3(lerp(a, b, c));
             case ADDCMUL: MAP3(a + k * b * c);
             case ADDCDIV: MAP3(a + k * b / c);
-            case POW_GRAD_BASE: MAP3(b == C(0) ? C(0) : c * (b * pow(a, b - C(1))));
-            default: MAP3(a == C(0) && b >= C(0) ? C(0) : c * (pow(a, b) * log(a)));
+            case POW_GRAD_BASE: MAP3(b == C(0) ? C(0) : c * b * pow(a, b - C(1)));
+            case POW_GRAD_EXPONENT: MAP3(a == C(0) && b >= C(0) ? C(0) : c * (pow(a, b) * log(a)));
+            default: MAP3(-(c * (a / b)) / b);  // DIV_GRAD_DIVISOR
         }
     }
 };
@@ -170,7 +179,7 @@ struct ClampBackward {
     DEVICE void operator()(const C (&x)[4][W], C (&y)[W]) const {
         const bool low = p.constants[0] != 0, high = p.constants[1] != 0;
         switch (p.function) {
-            case CLAMP_X: MAP4((!low || a > b) && (!high || a < c) ? d : C(0));
+            case CLAMP_X: MAP4((low && a < b) || (high && a > c) ? C(0) : d);
             case CLAMP_LOW: MAP4(a < b && (!high || b < c) ? d : C(0));
             default: MAP4(a > c || (low && c < b) ? d : C(0));
         }

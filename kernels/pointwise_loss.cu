@@ -7,7 +7,7 @@
 enum Loss : int32_t { SQUARED, ABSOLUTE, SMOOTH_L1, HUBER, KL_DIVERGENCE, KL_DIVERGENCE_LOG, BINARY_LOGITS };
 
 template <class C>
-DEVICE C smooth_l1(C d, C beta) { return d < beta ? C(0.5) * d * d / beta : d - C(0.5) * beta; }
+DEVICE C smooth_l1(C d, C beta) { return d < beta ? C(0.5) * d * (d / beta) : d - C(0.5) * beta; }
 template <class C>
 DEVICE C huber(C d, C delta) { return d <= delta ? C(0.5) * d * d : delta * (d - C(0.5) * delta); }
 
@@ -41,7 +41,7 @@ struct LossBackward {
         const int by = int(p.constants[1]);
         const C toward = by == 0 ? C(1) : C(-1);
         switch (p.function) {
-            case SQUARED: MAP4(d * toward * (a - b + (a - b)));
+            case SQUARED: MAP4(C(2) * (d * toward * (a - b)));
             case ABSOLUTE: MAP4(d * toward * sign(a - b));
             case SMOOTH_L1: MAP4(d * toward * limit((a - b) / k, C(-1), C(1)));
             case HUBER: MAP4(d * toward * limit(a - b, -k, k));

@@ -1,9 +1,12 @@
 //! Shared helpers of the whole-system tests.
 
+pub mod casts;
 pub mod choices;
 pub mod conformance;
+pub mod far;
 pub mod fuzz;
 pub mod gpt_curve;
+pub mod int8;
 pub mod layouts;
 pub mod patterns;
 pub mod programs;

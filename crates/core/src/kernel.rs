@@ -56,7 +56,8 @@ pub enum Unary {
     Expm1,
     /// The error function; derivative 2/sqrt(pi) e^(-x^2).
     Erf,
-    /// ln(1 + e^(beta x)) / beta, and x itself where beta x > threshold; derivative sigmoid(beta x), there 1.
+    /// ln(1 + e^(beta x)) / beta, without overflow, and x itself where beta x > threshold; derivative sigmoid(beta x),
+    /// there 1.
     Softplus {
         /// Steepness.
         beta: f64,
@@ -67,10 +68,10 @@ pub enum Unary {
     LogSigmoid,
     /// x where x > 0, else c x; derivative 1 or c (c at 0).
     LeakyRelu(f64),
-    /// x where x > 0, else alpha (e^x - 1); derivative 1 or alpha e^x.
+    /// x where x > 0, else alpha (e^x - 1); derivative 1 or alpha e^x (NaN at NaN).
     Elu(f64),
-    /// Limited to [low, high], high where low > high; derivative 1 strictly inside, 0 at a bound and outside. An infinite
-    /// bound is none. NaN passes through, with derivative 0 where there is a bound.
+    /// Limited to [low, high], high where low > high; derivative 0 at a bound and outside, else 1. An infinite bound is
+    /// none. NaN passes through, with derivative 1: it is at no bound, and outside none.
     Clamp {
         /// Lower bound.
         low: f64,
@@ -105,7 +106,8 @@ pub enum Binary {
 /// Elementwise functions of three arguments of one shape.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub enum Ternary {
-    /// a + c (b - a), written as b - (1 - c)(b - a) where |c| >= 1/2: exact at both ends.
+    /// a + c (b - a), written as b - (1 - c)(b - a) where |c| >= 1/2: exact at both ends. The difference is taken of halves:
+    /// it doesn't overflow.
     Lerp,
     /// a + value b c
     Addcmul(f64),
@@ -115,6 +117,8 @@ pub enum Ternary {
     PowGradBase,
     /// Gradient of a^b by b: c a^b ln a, 0 where a = 0 and b >= 0.
     PowGradExponent,
+    /// Gradient of a/b by b: -c (a/b) / b, the quotient first.
+    DivGradDivisor,
 }
 
 /// An input of a clamp with tensors as bounds.
@@ -289,7 +293,7 @@ pub struct Segments<'a> {
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)] // operands are described with their kernel
 pub enum Kernel<'a> {
-    /// out = value, any dtype (converted as a cast of f64).
+    /// out = value, any dtype (converted as a cast of f64, see [`Tensor::cast`]).
     Fill { value: f64, out: &'a Tensor },
     /// out = x, any pair of dtypes (see [`Tensor::cast`]); `out` may be a strided view with distinct elements.
     Copy { x: &'a Tensor, out: &'a Tensor },
@@ -305,8 +309,8 @@ pub enum Kernel<'a> {
     ExtremumGrad { f: Binary, a: &'a Tensor, b: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
     /// out = f(a, b, c). In place: any of them that is contiguous.
     Ternary { f: Ternary, a: &'a Tensor, b: &'a Tensor, c: &'a Tensor, out: &'a Tensor },
-    /// Gradient of min(max(x, low), high) by one of its inputs: out = g where the condition holds, else 0. X: strictly
-    /// between the bounds; Low: x < low (and low < high); High: x > high or high < low. In place: g.
+    /// Gradient of min(max(x, low), high) by one of its inputs: out = g where the condition holds, else 0. X: neither
+    /// x < low nor x > high (so too for NaN); Low: x < low (and low < high); High: x > high or high < low. In place: g.
     ClampGrad {
         by: ClampInput,
         x: &'a Tensor,
@@ -528,12 +532,15 @@ pub enum Kernel<'a> {
         dmask: &'a Tensor,
     },
     /// Symmetric absmax int8 by groups of `group` consecutive elements of the last dimension (the last group of a row
-    /// may be short): scale = absmax / 127 as f32, q = round-to-nearest-even(x / scale) in [-127, 127] as bytes (u8
-    /// holding i8); with `rounding`, q = floor(x / scale + u) where u in [0, 1) is word i of the stream for element i in
-    /// row-major order, so that q scale is x on average. A zero group has scale 0 and q 0. x f64, f32, bf16 or f16. A group with a NaN or infinity gets
-    /// scale NaN (the engine looks for it). rank 0 counts as one row of one element.
+    /// may be short). The scale is the group's largest magnitude itself, which its dtype holds exactly, and a step is
+    /// scale / 127: q = round-to-nearest-even((x / scale) 127) in [-127, 127] as bytes (u8 holding i8); with `rounding`,
+    /// q = floor((x / scale) 127 + u) where u in [0, 1) is word i of the stream for element i in row-major order, so that
+    /// q steps are x on average. Each operation is one in the scales' dtype: f32, and f64 for f64. A zero group has scale
+    /// 0 and q 0. x f64, f32, bf16 or f16. A group with a NaN or infinity gets scale NaN (the engine looks for it) and
+    /// q 0. rank 0 counts as one row of one element.
     Quantize { x: &'a Tensor, group: usize, rounding: Option<RandomStream>, q: &'a Tensor, scales: &'a Tensor },
-    /// out = q scale, out in the original's dtype and shape.
+    /// out = (q (1/127)) scale, in the original's dtype and shape: finite for every finite group, exact at the largest
+    /// magnitude, and within half a step of x (and the rounding of out) from the subnormal numbers to the largest.
     Dequantize { q: &'a Tensor, scales: &'a Tensor, group: usize, out: &'a Tensor },
     /// out = uniform numbers in [0, 1): 24 random bits for f32, word i as in [`RandomStream`]; likewise 32 bits for f64, 11 for
     /// f16, 8 for bf16.

@@ -112,7 +112,8 @@ pub(crate) fn unary(exec: &Exec, f: Unary, x: &Tensor, out: &Tensor) -> Result<(
                 let (beta, threshold) = (T::of(beta), T::of(threshold));
                 go!(TRANSCENDENTAL, |x| {
                     let z = beta * x;
-                    if z > threshold { x } else { Float::ln_1p(Float::exp(z)) / beta }
+                    let y = z.larger(T::ZERO) + Float::ln_1p(Float::exp(-z.magnitude()));
+                    if z > threshold { x } else { y / beta }
                 })
             }
             // -ln(1 + e^-x), with the exponent never positive.
@@ -159,9 +160,13 @@ pub(crate) fn unary_grad(exec: &Exec, f: Unary, saved: &Tensor, g: &Tensor, out:
             Unary::Exp => go!(CHEAP, |g, y| g * y),
             Unary::Log => go!(CHEAP, |g, x| g / x),
             Unary::Sqrt => go!(CHEAP, |g, y| g * half / y),
-            Unary::Rsqrt => go!(CHEAP, |g, y| g * (-half * y * y * y)),
-            Unary::Reciprocal => go!(CHEAP, |g, y| g * -(y * y)),
-            Unary::Square => go!(CHEAP, |g, x| g * (x + x)),
+            // From g on, as y^3, y^2 and 2x may be out of range where the product isn't.
+            Unary::Rsqrt => go!(CHEAP, |g, y| -half * (g * y * y * y)),
+            Unary::Reciprocal => go!(CHEAP, |g, y| -(g * y * y)),
+            Unary::Square => go!(CHEAP, |g, x| {
+                let part = g * x;
+                part + part
+            }),
             Unary::Abs => go!(CHEAP, |g, x| if x > T::ZERO {
                 g
             } else if x < T::ZERO {
@@ -209,16 +214,16 @@ pub(crate) fn unary_grad(exec: &Exec, f: Unary, saved: &Tensor, g: &Tensor, out:
             }
             Unary::Elu(alpha) => {
                 let alpha = T::of(alpha);
-                go!(TRANSCENDENTAL, |g, x| if x <= T::ZERO { g * (alpha * Float::exp(x)) } else { g })
+                go!(TRANSCENDENTAL, |g, x| if x > T::ZERO { g } else { g * (alpha * Float::exp(x)) })
             }
             Unary::Clamp { low, high } => {
-                let (no_low, no_high) = (low == f64::NEG_INFINITY, high == f64::INFINITY);
+                let (has_low, has_high) = (low != f64::NEG_INFINITY, high != f64::INFINITY);
                 let (low, high) = (T::of(low), T::of(high));
-                go!(CHEAP, |g, x| if (no_low || x > low) && (no_high || x < high) { g } else { T::ZERO })
+                go!(CHEAP, |g, x| if (has_low && x <= low) || (has_high && x >= high) { T::ZERO } else { g })
             }
             Unary::Pow(c) => {
                 let (c, less) = (T::of(c), T::of(c - 1.0));
-                go!(TRANSCENDENTAL, |g, x| if c == T::ZERO { T::ZERO } else { g * (c * x.power(less)) })
+                go!(TRANSCENDENTAL, |g, x| if c == T::ZERO { T::ZERO } else { g * c * x.power(less) })
             }
             Unary::PowBase(c) => {
                 let (zero, log) = (c == 0.0, T::of(c.ln()));
@@ -258,17 +263,20 @@ pub(crate) fn ternary(exec: &Exec, f: Ternary, operands: [&Tensor; 3], out: &Ten
         }
         match f {
             Ternary::Lerp => go!(CHEAP, |a, b, c| {
-                let step = b - a;
-                if c.magnitude() < T::of(0.5) { a + c * step } else { b - step * (T::ONE - c) }
+                let (half, rest) = (T::of(0.5), T::ONE - c);
+                let step = b * half - a * half;
+                let (forth, back) = (c * step, rest * step);
+                if c.magnitude() < half { a + (forth + forth) } else { b - (back + back) }
             }),
             Ternary::Addcmul(value) => { let value = T::of(value); go!(CHEAP, |a, b, c| a + value * b * c) }
             Ternary::Addcdiv(value) => { let value = T::of(value); go!(CHEAP, |a, b, c| a + value * b / c) }
             Ternary::PowGradBase => go!(TRANSCENDENTAL, |a, b, g| {
-                if b == T::ZERO { T::ZERO } else { g * (b * a.power(b - T::ONE)) }
+                if b == T::ZERO { T::ZERO } else { g * b * a.power(b - T::ONE) }
             }),
             Ternary::PowGradExponent => go!(TRANSCENDENTAL, |a, b, g| {
                 if a == T::ZERO && b >= T::ZERO { T::ZERO } else { g * (a.power(b) * Float::ln(a)) }
             }),
+            Ternary::DivGradDivisor => go!(CHEAP, |a, b, g| -(g * (a / b)) / b),
         }
     });
     Ok(())
@@ -283,7 +291,7 @@ pub(crate) fn clamp_grad(
     g: &Tensor,
     out: &Tensor,
 ) -> Result<()> {
-    let (no_low, no_high) = (low.is_none(), high.is_none());
+    let (has_low, has_high) = (low.is_some(), high.is_some());
     // x stands in for a bound that isn't there.
     let (low, high) = (low.unwrap_or(x), high.unwrap_or(x));
     for_float!("clamp_grad", x.dtype(), T => {
@@ -295,9 +303,9 @@ pub(crate) fn clamp_grad(
                 let [x, l, h, g] = [x, l, h, g].map(#[inline(always)] |s| s.load::<BLOCK>(i, T::ZERO));
                 o.store(i, lanes!(j => {
                     let own = match by {
-                        ClampInput::X => (no_low || x[j] > l[j]) && (no_high || x[j] < h[j]),
-                        ClampInput::Low => x[j] < l[j] && (no_high || l[j] < h[j]),
-                        ClampInput::High => x[j] > h[j] || (!no_low && h[j] < l[j]),
+                        ClampInput::X => !((has_low && x[j] < l[j]) || (has_high && x[j] > h[j])),
+                        ClampInput::Low => x[j] < l[j] && (!has_high || l[j] < h[j]),
+                        ClampInput::High => x[j] > h[j] || (has_low && h[j] < l[j]),
                     };
                     if own { g[j] } else { T::ZERO }
                 }));

@@ -64,7 +64,7 @@ pub(crate) fn loss(exec: &Exec, f: Loss, (x, t, weight): Operands<'_>, out: &Ten
                 let beta = T::of(beta);
                 map!(exec, T, out, |x, t| {
                     let d = (x - t).magnitude();
-                    if d < beta { half * d * d / beta } else { d - half * beta }
+                    if d < beta { half * d * (d / beta) } else { d - half * beta }
                 })
             }
             (Loss::Huber(delta), _) => {
@@ -99,7 +99,11 @@ pub(crate) fn loss_grad(
         // By the target it is the opposite, where the loss is a function of x - t.
         let toward = if by == 0 { one } else { -one };
         match (f, by, weight) {
-            (Loss::Squared, ..) => map!(exec, T, out, |x, t, g| g * toward * (x - t + (x - t))),
+            // Twice the product, as twice x - t may be out of range where the product isn't.
+            (Loss::Squared, ..) => map!(exec, T, out, |x, t, g| {
+                let once = g * toward * (x - t);
+                once + once
+            }),
             (Loss::Absolute, ..) => map!(exec, T, out, |x, t, g| g * toward * sign(x - t)),
             (Loss::SmoothL1(beta), ..) => {
                 let beta = T::of(beta);

@@ -83,6 +83,7 @@ pub(crate) fn ternary(gpu: &Gpu, f: Ternary, [a, b, c]: [&Tensor; 3], out: &Tens
         Ternary::Addcdiv(value) => Function::with(2, value, 0.0),
         Ternary::PowGradBase => Function::new(3),
         Ternary::PowGradExponent => Function::new(4),
+        Ternary::DivGradDivisor => Function::new(5),
     };
     map(gpu, "ternary", function, [Some(a), Some(b), Some(c)], out)
 }

@@ -85,7 +85,7 @@ impl<'a> Call<'a> {
     pub fn int(&self, place: impl Into<Place>) -> Result<Option<i64>> {
         self.typed(place.into(), "an integer", Value::as_i64)
     }
-    /// A number, infinities and NaN included.
+    /// A number, infinities and NaN included; a truth value is 0 or 1.
     pub fn float(&self, place: impl Into<Place>) -> Result<Option<f64>> {
         self.typed(place.into(), "a number", number)
     }
@@ -132,7 +132,7 @@ impl<'a> Call<'a> {
 fn number(v: &Value) -> Option<f64> {
     match v.get("f") {
         Some(text) => text.as_str()?.parse().ok(),
-        None => v.as_f64(),
+        None => v.as_f64().or(v.as_bool().map(|truth| truth as u8 as f64)),
     }
 }
 

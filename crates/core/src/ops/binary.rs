@@ -86,31 +86,30 @@ impl Rule for BinaryOp {
                     if cx.needs(input) {
                         let exec = cx.exec(input);
                         let factor = cx.saved(Slot::In(other))?.expand(g.shape())?;
-                        let product = exec.empty(g.shape(), g.dtype())?;
+                        let product = exec.terms(&g, cx.input(input))?;
                         exec.run(Kernel::Binary { f: Binary::Mul, a: &g, b: &factor, out: &product })?;
                         drop(factor);
-                        let grad = exec.sum_to(product, &cx.input(input).shape)?;
+                        let grad = exec.sum_terms(product, cx.input(input))?;
                         cx.set(input, grad);
                     }
                 }
             }
             Binary::Div => {
                 let b = cx.saved(Slot::In(1))?.expand(g.shape())?;
-                let quotient = cx.exec(0).empty(g.shape(), g.dtype())?;
-                cx.exec(0).run(Kernel::Binary { f: Binary::Div, a: &g, b: &b, out: &quotient })?;
                 if cx.needs(1) {
                     let exec = cx.exec(1);
                     let a = cx.saved(Slot::In(0))?.expand(g.shape())?;
-                    let product = exec.empty(g.shape(), g.dtype())?;
-                    exec.run(Kernel::Binary { f: Binary::Mul, a: &quotient, b: &a, out: &product })?;
+                    let out = exec.terms(&g, cx.input(1))?;
+                    exec.run(Kernel::Ternary { f: Ternary::DivGradDivisor, a: &a, b: &b, c: &g, out: &out })?;
                     drop(a);
-                    exec.run(Kernel::Binary { f: Binary::Div, a: &product, b: &b, out: &product })?;
-                    let db = exec.sum_to(product, &cx.input(1).shape)?;
-                    let db = negate(&exec, db)?;
+                    let db = exec.sum_terms(out, cx.input(1))?;
                     cx.set(1, db);
                 }
                 if cx.needs(0) {
-                    let da = cx.exec(0).sum_to(quotient, &cx.input(0).shape)?;
+                    let exec = cx.exec(0);
+                    let out = exec.terms(&g, cx.input(0))?;
+                    exec.run(Kernel::Binary { f: Binary::Div, a: &g, b: &b, out: &out })?;
+                    let da = exec.sum_terms(out, cx.input(0))?;
                     cx.set(0, da);
                 }
             }
@@ -133,9 +132,9 @@ impl Rule for BinaryOp {
                 for (input, f) in [(0, Ternary::PowGradBase), (1, Ternary::PowGradExponent)] {
                     if cx.needs(input) {
                         let exec = cx.exec(input);
-                        let out = exec.empty(g.shape(), g.dtype())?;
+                        let out = exec.terms(&g, cx.input(input))?;
                         exec.run(Kernel::Ternary { f, a: &a, b: &b, c: &g, out: &out })?;
-                        let grad = exec.sum_to(out, &cx.input(input).shape)?;
+                        let grad = exec.sum_terms(out, cx.input(input))?;
                         cx.set(input, grad);
                     }
                 }
@@ -169,6 +168,12 @@ impl Rule for BinaryOp {
                 s("zero-sized", a(&[2, 0, 3]), b(&[3])),
                 s("broadcast to nothing", a(&[0, 3]), b(&[1, 3])),
             ]);
+            let (x, y) = ([6e4, -6e4, 1e4, 3e4, 6e-8, -1e4, 1e-4], [1.5, 6e4, -6e4, 2e4, 1e-4, 6e4, 6e4]);
+            let inputs = [SampleInput::floats(&[7], &x), SampleInput::floats(&[7], &y)];
+            samples.push(Sample::kink("far out", BinaryOp(f), inputs));
+            // Terms of the sums that 16 bits don't hold.
+            let inputs = [SampleInput::floats(&[4, 1], &x[..4]), SampleInput::floats(&[7], &y)];
+            samples.push(Sample::kink("far out, broadcast", BinaryOp(f), inputs));
         }
         let positive =
             |seed, shape: &[usize]| SampleInput::new(shape, SampleValues::Between { seed, low: 0.4, high: 2.0 });
@@ -183,6 +188,8 @@ impl Rule for BinaryOp {
         let inputs =
             [[-2.0, -2.0, 0.0, 0.0, 0.0, 3.0], [3.0, 0.0, 0.0, 1.0, 2.5, 0.0]].map(|v| SampleInput::floats(&[6], &v));
         samples.push(Sample::kink("zero and negative bases", BinaryOp(Binary::Pow), inputs));
+        let inputs = [[1e-4, 30.0, 250.0, 6e4], [2.0, -2.0, 1.5, -0.25]].map(|v| SampleInput::floats(&[4], &v));
+        samples.push(Sample::kink("far out", BinaryOp(Binary::Pow), inputs));
         for f in [Binary::Maximum, Binary::Minimum] {
             let (x, y) = ([1.0, 2.0, 2.0, -1.0], [1.0, 2.0, 3.0, -2.0]);
             let inputs = [SampleInput::floats(&[4], &x), SampleInput::floats(&[4], &y)];
@@ -198,11 +205,10 @@ impl Var {
         self.add(&other.scale(alpha)?)
     }
 
-    /// a + weight (b - a). Backward reads nothing.
+    /// a + weight (b - a), as (1 - weight) a + weight b. Backward reads nothing.
     pub fn lerp_scalar(&self, end: &Var, weight: f64) -> Result<Var> {
-        // From the nearer end, so that both ends are exact.
-        let step = end.sub(self)?;
-        if weight.abs() < 0.5 { self.add_scaled(&step, weight) } else { end.add_scaled(&step, weight - 1.0) }
+        // Exact at both ends, and no difference that could overflow.
+        self.scale(1.0 - weight)?.add(&end.scale(weight)?)
     }
 }
 

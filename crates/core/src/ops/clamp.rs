@@ -1,6 +1,6 @@
-//! Clamp between tensors: y = min(max(x, low), high). The gradient goes to x strictly between the bounds, to a bound
-//! where x lies beyond it, to `high` where the bounds are reversed, and to nobody where x equals its bound (as with
-//! bounds that are numbers: a point where y has no derivative).
+//! Clamp between tensors: y = min(max(x, low), high). The gradient goes to a bound where x lies beyond it, to `high` where
+//! the bounds are reversed, and to x where it isn't outside: between the bounds, at one, and where it is NaN. (At bounds that
+//! are numbers x has the gradient 0. PyTorch has both conventions.)
 
 use super::*;
 use crate::kernel::ClampInput;
@@ -109,6 +109,15 @@ impl Rule for ClampBetween {
                 [x(5, &[4, 6]).lying(Transposed), low(&[4, 6]).lying(Expanded), high(&[6])],
             ),
             Sample::smooth("zero-sized", both, [x(6, &[0, 3]), low(&[3]), high(&[])]),
+            Sample::kink(
+                "far out",
+                both,
+                [
+                    values([f64::NEG_INFINITY, f64::NAN, 6e4, -6e4, f64::INFINITY]),
+                    values([-6e4, -6e4, -1e9, -1e9, f64::NEG_INFINITY]),
+                    values([6e4, 6e4, 1e9, 1e9, f64::INFINITY]),
+                ],
+            ),
             Sample::kink(
                 "at the bounds, and reversed",
                 both,

@@ -75,12 +75,16 @@ impl Rule for Cast {
         // A cast to fewer digits is a staircase: finite differences of it mean nothing.
         let x = SampleInput::random;
         let s = |name, dtype, input| Sample::kink(name, Cast { dtype }, [input]);
+        let (inf, nan) = (f64::INFINITY, f64::NAN);
+        let far = || SampleInput::floats(&[9], &[6e4, -65504.0, 65519.0, 65520.0, -1e9, 1e-8, inf, -inf, nan]);
         vec![
             Sample::smooth("to f64", Cast { dtype: DType::F64 }, [x(1, &[3, 5])]),
             s("to f32", DType::F32, x(2, &[3, 5])),
             s("to bf16", DType::BF16, x(3, &[4, 6]).lying(SampleMemory::Transposed)),
             s("to f16", DType::F16, x(4, &[])),
             s("zero-sized", DType::BF16, x(5, &[0, 3])),
+            s("to bf16, far out", DType::BF16, far()),
+            s("to f16, far out", DType::F16, far()),
         ]
     }
 }

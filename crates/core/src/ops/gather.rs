@@ -1,6 +1,8 @@
 //! Gather and its counterpart, scatter-add, along one dimension.
 //!
 //! gather: y[.., i, ..] = x[.., index[.., i, ..], ..]. Its gradient adds each g to where it was taken from.
+//! Of the ops with an index, `take_along_dim` and [`Var::index`] let -n..0 count from the end, as PyTorch's do; `gather`,
+//! `index_select`, `scatter_add`, `index_add` and `embedding` refuse them, as PyTorch's do.
 //! scatter_add: y = x, then y[.., index[.., i, ..], ..] += alpha source[.., i, ..]; dx = g, and the source's gradient is
 //! alpha times g gathered at the index, 0 where the source reaches beyond the index. Whatever meets in one place is added
 //! in the order of the index, so it is the same on every run. Selecting and adding whole rows are the same ops with an
@@ -31,7 +33,14 @@ fn vector(shape: &[usize]) -> Shape {
 }
 
 /// Adds `alpha source` to `out` where the index says; all with the ranks and sizes that `infer` has checked.
-fn add_at(exec: &Exec<'_>, out: &Tensor, dim: usize, index: &Tensor, source: &Tensor, alpha: f64) -> Result<()> {
+fn add_at(
+    exec: &Exec<'_>,
+    out: &Tensor,
+    (dim, wrap): (usize, bool),
+    index: &Tensor,
+    source: &Tensor,
+    alpha: f64,
+) -> Result<()> {
     let (index, out, mut source) = (at_least_1d(index)?, at_least_1d(out)?, at_least_1d(source)?);
     if index.is_empty() {
         return Ok(());
@@ -40,17 +49,17 @@ fn add_at(exec: &Exec<'_>, out: &Tensor, dim: usize, index: &Tensor, source: &Te
         source = source.narrow(d, 0, index.shape()[d])?;
     }
     let out = indexed(&out, dim, index.shape())?;
-    exec.run(Kernel::ScatterAdd { source: &source, indices: &[&index], wrap: false, alpha, out: &out })
+    exec.run(Kernel::ScatterAdd { source: &source, indices: &[&index], wrap, alpha, out: &out })
 }
 
 /// out = x gathered at the index.
-fn gather_at(exec: &Exec<'_>, x: &Tensor, dim: usize, index: &Tensor, out: &Tensor) -> Result<()> {
+fn gather_at(exec: &Exec<'_>, x: &Tensor, (dim, wrap): (usize, bool), index: &Tensor, out: &Tensor) -> Result<()> {
     let (x, index) = (at_least_1d(x)?, at_least_1d(index)?);
     if index.is_empty() {
         return Ok(());
     }
     let x = indexed(&x, dim, index.shape())?;
-    exec.run(Kernel::Gather { x: &x, indices: &[&index], wrap: false, out: &exec.reshape(out.clone(), index.shape())? })
+    exec.run(Kernel::Gather { x: &x, indices: &[&index], wrap, out: &exec.reshape(out.clone(), index.shape())? })
 }
 
 /// Why an index of this spec doesn't fit `x`, if so.
@@ -73,6 +82,8 @@ fn fits(x: &[usize], dim: usize, index: &Spec) -> Result<(), String> {
 pub struct Gather {
     /// The dimension.
     pub dim: usize,
+    /// Whether negative indices count from the end.
+    pub wrap: bool,
 }
 
 impl Rule for Gather {
@@ -94,7 +105,7 @@ impl Rule for Gather {
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
-        gather_at(exec, &inputs[0], self.dim, &inputs[1], &outputs[0])
+        gather_at(exec, &inputs[0], (self.dim, self.wrap), &inputs[1], &outputs[0])
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
@@ -106,7 +117,7 @@ impl Rule for Gather {
         let index = cx.saved(Slot::In(1))?;
         let out = exec.empty_like(cx.input(0))?;
         exec.run(Kernel::Fill { value: 0.0, out: &out })?;
-        add_at(&exec, &out, self.dim, &index, &g, 1.0)?;
+        add_at(&exec, &out, (self.dim, self.wrap), &index, &g, 1.0)?;
         cx.set(0, out);
         Ok(())
     }
@@ -118,8 +129,10 @@ impl Rule for Gather {
     fn samples() -> Vec<Sample> {
         use SampleMemory::*;
         let (x, i) = (SampleInput::random, SampleInput::integers);
-        let s = |name, dim, x, index| Sample::smooth(name, Gather { dim }, [x, index]);
+        let s = |name, dim, x, index| Sample::smooth(name, Gather { dim, wrap: false }, [x, index]);
+        let from_the_end = [x(10, &[2, 4]), i(&[2, 3], &[-1, 0, -4, 3, -1, 1])];
         vec![
+            Sample::smooth("from the end", Gather { dim: 1, wrap: true }, from_the_end),
             s("columns", 1, x(1, &[2, 4]), i(&[2, 3], &[3, 0, 3, 1, 1, 1])),
             s("rows", 0, x(2, &[3, 2]), i(&[4, 2], &[0, 2, 1, 1, 2, 0, 2, 2])),
             s("fewer than there are", 0, x(3, &[3, 4]), i(&[1, 2], &[2, 2])),
@@ -166,7 +179,7 @@ impl Rule for ScatterAdd {
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
         exec.run(Kernel::Copy { x: &inputs[0], out: &outputs[0] })?;
-        add_at(exec, &outputs[0], self.dim, &inputs[1], &inputs[2], self.alpha)
+        add_at(exec, &outputs[0], (self.dim, false), &inputs[1], &inputs[2], self.alpha)
     }
 
     fn saves(&self, needs: &[bool]) -> Saves {
@@ -181,13 +194,13 @@ impl Rule for ScatterAdd {
             let out = exec.empty_like(cx.input(2))?;
             let (reached, source) = (vector(index.shape()), vector(out.shape()));
             if reached == source && !index.is_empty() {
-                gather_at(&exec, &g, self.dim, &index, &out)?;
+                gather_at(&exec, &g, (self.dim, false), &index, &out)?;
             } else {
                 exec.run(Kernel::Fill { value: 0.0, out: &out })?;
             }
             if reached != source && !index.is_empty() {
                 let part = exec.workspace(&reached, g.dtype())?;
-                gather_at(&exec, &g, self.dim, &index, &part)?;
+                gather_at(&exec, &g, (self.dim, false), &index, &part)?;
                 let inside = (0..reached.len()).try_fold(out.clone(), |out, d| out.narrow(d, 0, reached[d]))?;
                 exec.run(Kernel::Copy { x: &part, out: &inside })?;
             }
@@ -236,7 +249,11 @@ impl Var {
     /// the other dimensions at most its size; one outside 0..n is an error. Backward reads the index.
     pub fn gather(&self, dim: isize, index: &Var) -> Result<Var> {
         let dim = self.dim_or_scalar("gather", dim)?;
-        self.apply(Gather { dim }, &[index])
+        self.gathered(dim, false, index)
+    }
+
+    fn gathered(&self, dim: usize, wrap: bool, index: &Var) -> Result<Var> {
+        self.apply(Gather { dim, wrap }, &[index])
     }
 
     /// Positions `index` (rank 1) of dimension `dim`. One outside 0..n is an error. Backward reads the index.
@@ -253,10 +270,10 @@ impl Var {
     }
 
     /// [`gather`](Var::gather) with this and the index broadcast to each other in all dimensions but `dim`; without a
-    /// dimension, of both in row-major order.
+    /// dimension, of both in row-major order. Here -n..0 count from the end.
     pub fn take_along_dim(&self, index: &Var, dim: Option<isize>) -> Result<Var> {
         let Some(dim) = dim else {
-            return self.flatten(0, -1)?.gather(0, &index.flatten(0, -1)?);
+            return self.flatten(0, -1)?.gathered(0, true, &index.flatten(0, -1)?);
         };
         let (mut x, mut shape) = (self.shape(), index.shape());
         let dim = self.dim("take_along_dim", dim)?;
@@ -272,7 +289,7 @@ impl Var {
         let x = if self.shape() == shape { self.clone() } else { self.expand(&shape)? };
         shape[dim] = count;
         let index = if index.shape() == shape { index.clone() } else { index.expand(&shape)? };
-        x.gather(dim as isize, &index)
+        x.gathered(dim, true, &index)
     }
 
     /// This with `source` added at `index` along `dim`: y[.., index[.., i, ..], ..] += source[.., i, ..]. The source may

@@ -89,6 +89,7 @@ impl Rule for Glu {
             s("expanded", 1, x(6, &[4, 6]).lying(Expanded)),
             s("zero-sized", 1, x(7, &[2, 0, 3])),
             Sample::kink("extreme", Glu { dim: 0 }, [SampleInput::floats(&[6], &far)]),
+            Sample::kink("far out", Glu { dim: 0 }, [SampleInput::floats(&[6], &[6e4, -6e4, 1e4, 6e4, -6e4, -30.0])]),
         ]
     }
 }

@@ -48,9 +48,10 @@ impl Rule for LossOp {
         takes(2 + self.weight as usize, inputs)?;
         let dtype = one_float_dtype(inputs)?;
         if let Loss::SmoothL1(width) | Loss::Huber(width) = self.f
-            && (width.is_nan() || width <= 0.0)
+            && (width.is_nan() || width <= 0.0 || rounds_to_zero(width, dtype))
         {
-            return Err(format!("the width of the quadratic part must be above 0, got {width}"));
+            let computed = dtype.computed_in();
+            return Err(format!("the width of the quadratic part must be above 0 in {computed}, got {width}"));
         }
         let Some(shape) = broadcast_shapes(&inputs[0].shape, &inputs[1].shape) else {
             return Err("prediction and target don't broadcast; give them one shape".into());
@@ -88,10 +89,10 @@ impl Rule for LossOp {
         for by in 0..2 + self.weight as usize {
             if cx.needs(by) {
                 let exec = cx.exec(by);
-                let out = exec.empty(g.shape(), g.dtype())?;
+                let out = exec.terms(&g, cx.input(by))?;
                 let (x, target, weight) = (&x, &target, weight.as_ref());
                 exec.run(Kernel::LossGrad { f: self.f, by, x, target, weight, g: &g, out: &out })?;
-                let grad = exec.sum_to(out, &cx.input(by).shape)?;
+                let grad = exec.sum_terms(out, cx.input(by))?;
                 cx.set(by, grad);
             }
         }

@@ -259,14 +259,33 @@ impl<'a> Exec<'a> {
         if assembled.dtype() == out.dtype() { Ok(()) } else { self.run(Kernel::Copy { x: assembled, out }) }
     }
 
+    /// Where to write the terms of `input`'s gradient, of g's shape: where they are to be summed by
+    /// [`sum_terms`](Exec::sum_terms), unrounded, in an f32 workspace.
+    pub fn terms(&self, g: &Tensor, input: &Spec) -> Result<Tensor> {
+        match g.shape() == &input.shape[..] {
+            true => self.empty(g.shape(), g.dtype()),
+            false => self.workspace(g.shape(), g.dtype().computed_in()),
+        }
+    }
+
+    /// The gradient of an input that was repeated: sums [`terms`](Exec::terms), and rounds once.
+    pub fn sum_terms(&self, terms: Tensor, input: &Spec) -> Result<Tensor> {
+        self.sum_as(terms, &input.shape, input.dtype)
+    }
+
     /// The gradient of a broadcast: sums g over the dimensions in which `shape` was repeated.
     pub fn sum_to(&self, g: Tensor, shape: &[usize]) -> Result<Tensor> {
+        let dtype = g.dtype();
+        self.sum_as(g, shape, dtype)
+    }
+
+    fn sum_as(&self, g: Tensor, shape: &[usize], dtype: DType) -> Result<Tensor> {
         if g.shape() == shape {
             return Ok(g);
         }
         let lead = g.rank() - shape.len();
         let kept: Shape = (0..g.rank()).map(|d| if d < lead { 1 } else { shape[d - lead] }).collect();
-        let out = self.empty(&kept, g.dtype())?;
+        let out = self.empty(&kept, dtype)?;
         self.run(Kernel::Reduce { f: Reduce::Sum, x: &g, out: &out })?;
         self.reshape(out, shape)
     }
@@ -458,6 +477,11 @@ pub(crate) fn one_float_dtype(inputs: &[Spec]) -> Result<DType, String> {
         }
         None => Ok(dtype),
     }
+}
+
+/// True where a number is 0 for kernels on tensors of this dtype.
+pub(crate) fn rounds_to_zero(number: f64, dtype: DType) -> bool {
+    number == 0.0 || dtype.computed_in() == DType::F32 && number as f32 == 0.0
 }
 
 /// Fails unless there are `n` inputs.

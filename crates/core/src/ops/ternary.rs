@@ -21,6 +21,7 @@ impl Rule for TernaryOp {
             Ternary::Addcmul(_) => "addcmul",
             Ternary::Addcdiv(_) => "addcdiv",
             Ternary::PowGradBase | Ternary::PowGradExponent => "pow_grad",
+            Ternary::DivGradDivisor => "div_grad",
         }
     }
 
@@ -30,13 +31,14 @@ impl Rule for TernaryOp {
             Ternary::Addcmul(_) => "a + v b c",
             Ternary::Addcdiv(_) => "a + v b / c",
             Ternary::PowGradBase | Ternary::PowGradExponent => "a gradient of a^b, by a or by b",
+            Ternary::DivGradDivisor => "the gradient of a / b by b",
         }
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(3, inputs)?;
-        if matches!(self.0, Ternary::PowGradBase | Ternary::PowGradExponent) {
-            return Err("this function is a gradient and has none of its own; use pow".into());
+        if matches!(self.0, Ternary::PowGradBase | Ternary::PowGradExponent | Ternary::DivGradDivisor) {
+            return Err("this function is a gradient and has none of its own; use pow or div".into());
         }
         let dtype = one_float_dtype(inputs)?;
         broadcast_shapes(&inputs[0].shape, &inputs[1].shape)
@@ -74,50 +76,45 @@ impl Rule for TernaryOp {
             let operand = |x: &Option<Tensor>| x.clone().expect("declared by saves for this gradient");
             let unary = |f, x: &Tensor, out: &Tensor| exec.run(Kernel::Unary { f, x, out });
             let binary = |f, a: &Tensor, b: &Tensor, out: &Tensor| exec.run(Kernel::Binary { f, a, b, out });
-            let out = || exec.empty(&shape, g.dtype());
-            let grad = match (self.0, input) {
+            if self.0 != Ternary::Lerp && input == 0 {
+                let grad = exec.sum_to(g.clone(), &cx.input(input).shape)?;
+                cx.set(input, grad);
+                continue;
+            }
+            // Rounded to 16 bits once, by the last kernel.
+            let out = exec.terms(&g, cx.input(input))?;
+            let wide = || exec.assemble(&out);
+            match (self.0, input) {
                 (Ternary::Lerp, 0) => {
-                    let out = out()?;
-                    binary(Binary::Mul, &g, &operand(&c), &out)?;
-                    binary(Binary::Sub, &out, &g, &out)?;
-                    unary(Unary::Neg, &out, &out)?;
-                    out
+                    let wide = wide()?;
+                    unary(Unary::Scale(-1.0), &operand(&c), &wide)?;
+                    unary(Unary::Shift(1.0), &wide, &wide)?;
+                    binary(Binary::Mul, &wide, &g, &out)?;
                 }
-                (Ternary::Lerp, 1) => {
-                    let out = out()?;
-                    binary(Binary::Mul, &g, &operand(&c), &out)?;
-                    out
-                }
+                (Ternary::Lerp, 1) => binary(Binary::Mul, &g, &operand(&c), &out)?,
                 (Ternary::Lerp, _) => {
-                    let out = out()?;
-                    binary(Binary::Sub, &operand(&b), &operand(&a), &out)?;
-                    binary(Binary::Mul, &out, &g, &out)?;
-                    out
+                    let wide = wide()?;
+                    binary(Binary::Sub, &operand(&b), &operand(&a), &wide)?;
+                    binary(Binary::Mul, &wide, &g, &out)?;
                 }
-                (_, 0) => g.clone(),
                 (Ternary::Addcmul(value), _) => {
-                    let out = out()?;
-                    binary(Binary::Mul, &g, &operand(if input == 1 { &c } else { &b }), &out)?;
-                    unary(Unary::Scale(value), &out, &out)?;
-                    out
+                    let wide = wide()?;
+                    binary(Binary::Mul, &g, &operand(if input == 1 { &c } else { &b }), &wide)?;
+                    unary(Unary::Scale(value), &wide, &out)?;
                 }
                 (Ternary::Addcdiv(value), 1) => {
-                    let out = out()?;
-                    binary(Binary::Div, &g, &operand(&c), &out)?;
-                    unary(Unary::Scale(value), &out, &out)?;
-                    out
+                    let wide = wide()?;
+                    binary(Binary::Div, &g, &operand(&c), &wide)?;
+                    unary(Unary::Scale(value), &wide, &out)?;
                 }
-                _ => {
-                    let Ternary::Addcdiv(value) = self.0 else { unreachable!("infer takes no other function") };
-                    let (out, c) = (out()?, operand(&c));
-                    binary(Binary::Div, &operand(&b), &c, &out)?;
-                    binary(Binary::Mul, &out, &g, &out)?;
-                    binary(Binary::Div, &out, &c, &out)?;
-                    unary(Unary::Scale(-value), &out, &out)?;
-                    out
+                (Ternary::Addcdiv(value), _) => {
+                    let (f, wide) = (Ternary::DivGradDivisor, wide()?);
+                    exec.run(Kernel::Ternary { f, a: &operand(&b), b: &operand(&c), c: &g, out: &wide })?;
+                    unary(Unary::Scale(value), &wide, &out)?;
                 }
-            };
-            let grad = exec.sum_to(grad, &cx.input(input).shape)?;
+                _ => unreachable!("infer takes no other function"),
+            }
+            let grad = exec.sum_terms(out, cx.input(input))?;
             cx.set(input, grad);
         }
         Ok(())
@@ -144,6 +141,15 @@ impl Rule for TernaryOp {
                 s("expanded", x(1, &[4, 6]).lying(Expanded), x(2, &[4, 6]), c(&[4, 6]).lying(Expanded)),
                 s("zero-sized", x(1, &[2, 0, 3]), x(2, &[3]), c(&[1, 1])),
             ]);
+            let (a, b, c) = ([6e4, -6e4, 6e4, 1e-4], [-6e4, 6e4, 6e4, 6e4], [0.5, 0.25, 1.0, 0.75]);
+            let inputs = [a, b, c].map(|v| SampleInput::floats(&[4], &v));
+            samples.push(Sample::kink("far out", TernaryOp(f), inputs));
+            let inputs = [
+                SampleInput::floats(&[4], &a),
+                SampleInput::floats(&[3, 1], &b[1..]),
+                SampleInput::floats(&[], &c[..1]),
+            ];
+            samples.push(Sample::kink("far out, broadcast", TernaryOp(f), inputs));
         }
         samples
     }

@@ -78,12 +78,14 @@ impl Rule for UnaryOp {
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(1, inputs)?;
-        one_float_dtype(inputs)?;
+        let dtype = one_float_dtype(inputs)?;
         match self.0 {
             Unary::Clamp { low, high } if low.is_nan() || high.is_nan() => {
                 Err("a bound is NaN; give a number, or an infinity for no bound".into())
             }
-            Unary::Softplus { beta: 0.0, .. } => Err("beta must not be 0".into()),
+            Unary::Softplus { beta, .. } if !beta.is_finite() || rounds_to_zero(beta, dtype) => {
+                Err(format!("beta must be finite and not 0 in {}, got {beta}", dtype.computed_in()))
+            }
             _ => Ok(one(inputs[0].clone())),
         }
     }
@@ -113,6 +115,10 @@ impl Rule for UnaryOp {
     fn samples() -> Vec<Sample> {
         let anywhere = |seed| SampleValues::Random { seed, range: 2.0 };
         let positive = |seed| SampleValues::Between { seed, low: 0.3, high: 3.0 };
+        // Large for 16 bits, tiny, and no numbers.
+        let (inf, nan) = (f64::INFINITY, f64::NAN);
+        let far = [-inf, -6e4, -1e4, -300.0, -30.0, -1e-4, 0.0, 6e-8, 1e-4, 30.0, 40.0, 1e4, 6e4, inf, nan];
+        let far = |f| Sample::kink("far out", UnaryOp(f), [SampleInput::floats(&[15], &far)]);
         let mut samples = Vec::new();
         for f in [
             Unary::Neg,
@@ -134,31 +140,20 @@ impl Rule for UnaryOp {
             Unary::PowBase(1.7),
         ] {
             samples.extend(Sample::of_one_input(UnaryOp(f), anywhere));
+            samples.push(far(f));
         }
         for f in [Unary::Log, Unary::Sqrt, Unary::Rsqrt, Unary::Reciprocal, Unary::Log1p, Unary::Pow(2.3)] {
             samples.extend(Sample::of_one_input(UnaryOp(f), positive));
+            samples.push(far(f));
         }
         // Away from the kink they are smooth; at it the derivative is 0 by definition.
         let clamp = Unary::Clamp { low: 0.0, high: 4.0 };
         for f in [Unary::Abs, Unary::Relu, Unary::LeakyRelu(0.1), Unary::Elu(0.7), clamp] {
             samples.extend(Sample::of_one_input(UnaryOp(f), positive));
             samples.push(Sample::kink("at the kink", UnaryOp(f), [SampleInput::floats(&[3], &[-1.0, 0.0, 2.0])]));
+            samples.push(far(f));
         }
-        for f in [
-            Unary::Tanh,
-            Unary::Sigmoid,
-            Unary::Silu,
-            Unary::Gelu,
-            Unary::GeluTanh,
-            Unary::Relu,
-            Unary::Elu(0.7),
-            Unary::LogSigmoid,
-            Unary::Erf,
-            Unary::LeakyRelu(0.1),
-        ] {
-            let far = [-1e4, -100.0, -30.0, 0.0, 30.0, 100.0, 1e4];
-            samples.push(Sample::kink("extreme", UnaryOp(f), [SampleInput::floats(&[7], &far)]));
-        }
+        samples.push(far(Unary::Softplus { beta: 1.0, threshold: 1e3 }));
         for f in [Unary::Pow(0.0), Unary::Pow(1.0), Unary::Pow(2.0), Unary::Pow(3.0), Unary::PowBase(0.0)] {
             let inputs = [SampleInput::floats(&[4], &[-2.0, 0.0, 0.5, 3.0])];
             samples.push(Sample::kink("zero and negative bases", UnaryOp(f), inputs));
@@ -246,11 +241,11 @@ impl Var {
     pub fn leaky_relu(&self, slope: f64) -> Result<Var> {
         self.apply(UnaryOp(Unary::LeakyRelu(slope)), &[])
     }
-    /// x where x > 0, else alpha (e^x - 1) (alpha usually 1). Backward reads x.
+    /// x where x > 0, else alpha (e^x - 1) (alpha usually 1); the gradient at NaN is NaN. Backward reads x.
     pub fn elu(&self, alpha: f64) -> Result<Var> {
         self.apply(UnaryOp(Unary::Elu(alpha)), &[])
     }
-    /// x limited to [low, high]; an infinite bound is none. The gradient at a bound is 0. Backward reads x.
+    /// x limited to [low, high]; an infinite bound is none. The gradient at a bound is 0, NaN passes it. Backward reads x.
     pub fn clamp(&self, low: f64, high: f64) -> Result<Var> {
         self.apply(UnaryOp(Unary::Clamp { low, high }), &[])
     }

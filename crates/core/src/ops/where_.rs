@@ -74,14 +74,22 @@ impl Rule for Where {
             s("mask broadcast", cond(&[4, 4]), x(1, &[2, 1, 4, 4]), x(2, &[])),
             s("strided", cond(&[4, 6]), x(1, &[4, 6]).lying(SampleMemory::Transposed), x(2, &[6])),
             s("zero-sized", cond(&[0]), x(1, &[0]), x(2, &[1])),
+            Sample::kink(
+                "far out",
+                Where,
+                [
+                    cond(&[5]),
+                    SampleInput::floats(&[5], &[6e4, f64::NAN, f64::INFINITY, -6e4, 1e9]),
+                    SampleInput::floats(&[5], &[f64::NAN, -6e4, f64::NEG_INFINITY, f64::INFINITY, 1e-8]),
+                ],
+            ),
         ]
     }
 }
 
 impl Var {
-    /// `self` where `cond` (bool) is true, else `other`, with broadcasting. Operands of different
-    /// dtypes are promoted to the widest float.
-    /// Backward reads the condition.
+    /// `self` where `cond` (bool) is true, else `other`, with broadcasting. Operands of different dtypes are promoted to the
+    /// widest float; so beside a float, scalars (and tensors) of any dtype will do. Backward reads the condition.
     pub fn where_(&self, cond: &Var, other: &Var) -> Result<Var> {
         let operands = binary::promoted(&[self, other])?;
         cond.apply(Where, &[&operands[0], &operands[1]])
