@@ -33,7 +33,7 @@ fn samples_are_what_the_definition_says() {
 fn random_specs_are_what_the_definition_says() {
     let number = |variable: &str| std::env::var(variable).ok()?.parse::<u64>().ok();
     let config = ProptestConfig {
-        cases: number("RETAPE_CASES").map_or(400, |n| n as u32 * 3),
+        cases: number("RETAPE_CASES").map_or(300, |n| n as u32 * 2),
         rng_seed: RngSeed::Fixed(number("RETAPE_SEED").unwrap_or(1)),
         failure_persistence: None,
         max_shrink_iters: 500,

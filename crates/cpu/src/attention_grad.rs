@@ -118,7 +118,10 @@ impl<'a, T: Float> Pass<'a, T> {
             if let Some(bias) = &self.bias {
                 bias.apply(p.sub(0, visible), (b, h), i + r, j);
             }
-            p.sub(0, self.mask.first_key(i + r).saturating_sub(j).min(visible)).fill(-T::INFINITY);
+            let first = self.mask.first_key(i + r).saturating_sub(j).min(visible);
+            p.sub(0, first).fill(-T::INFINITY);
+            // Whether there may be -inf among the scores, which are hidden pairs.
+            let hides = first > 0 || self.bias.is_some() || maximum == -T::INFINITY;
             for c in (0..keys).step_by(BLOCK) {
                 let (s, dp) = (p.load::<BLOCK>(c, T::ZERO), ds.load::<BLOCK>(c, T::ZERO));
                 let (mut weights, mut grads) = ([T::ZERO; BLOCK], [T::ZERO; BLOCK]);
@@ -138,10 +141,12 @@ impl<'a, T: Float> Pass<'a, T> {
                             grads[n] = weights[n] * (dp[n] - delta);
                         }
                     }
-                    for n in 0..BLOCK {
-                        let seen = s[n] != -T::INFINITY;
-                        weights[n] = if seen { weights[n] } else { T::ZERO };
-                        grads[n] = if seen { grads[n] } else { T::ZERO };
+                    if hides {
+                        for n in 0..BLOCK {
+                            let seen = s[n] != -T::INFINITY;
+                            weights[n] = if seen { weights[n] } else { T::ZERO };
+                            grads[n] = if seen { grads[n] } else { T::ZERO };
+                        }
                     }
                     if visible < c + BLOCK {
                         for n in 0..BLOCK {
