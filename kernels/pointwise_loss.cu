@@ -54,8 +54,9 @@ struct LossBackward {
                 MAP4(d * exp(b) * (b - a + C(1)));
             default:
                 if (by == 0) { MAP4(d * ((C(1) - b) * sigmoid(a) - c * b * sigmoid(-a))); }
-                if (by == 1) { MAP4(d * ((c - C(1)) * softplus(-a) - a)); }
-                MAP4(d * b * softplus(-a));
+                // (c - 1) softplus(-a) - a, with -a of the softplus and of the rest together.
+                if (by == 1) { MAP4(d * ((c - C(1)) * beyond(a) - part(a > C(0) ? C(1) : c, a))); }
+                MAP4(d * part(b, softplus(-a)));
         }
     }
 };

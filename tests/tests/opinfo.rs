@@ -86,6 +86,12 @@ const DIFFERENCES: &[Difference] = &[
         reason: "at -inf it takes its limit, 0, instead of NaN",
     },
     Difference {
+        op: "logsumexp",
+        applies: |case| tagged(case, "nonfinite"),
+        elements: f64::is_nan,
+        reason: "the gradient of nothing but -inf is 0 instead of NaN",
+    },
+    Difference {
         op: "scaled_dot_product_attention",
         applies: causal_of_two_lengths,
         elements: |_| true,

@@ -139,9 +139,11 @@ pub(crate) fn loss_grad(
             (Loss::BinaryLogits, 0, Some(w)) => {
                 map!(exec, T, out, |x, t, w, g| g * ((one - t) * x.sigmoid() - w * t * (-x).sigmoid()))
             }
-            (Loss::BinaryLogits, 1, Some(w)) => map!(exec, T, out, |x, w, g| g * ((w - one) * softplus(-x) - x)),
+            // (w - 1) softplus(-x) - x, with -x of the softplus and of the rest together.
+            (Loss::BinaryLogits, 1, Some(w)) => map!(exec, T, out, |x, w, g| g
+                * ((w - one) * beyond(x) - part(if x > T::ZERO { one } else { w }, x))),
             (Loss::BinaryLogits, 1, None) => map!(exec, T, out, |x, g| -g * x),
-            (Loss::BinaryLogits, ..) => map!(exec, T, out, |x, t, g| g * t * softplus(-x)),
+            (Loss::BinaryLogits, ..) => map!(exec, T, out, |x, t, g| g * part(t, softplus(-x))),
         }
     });
     Ok(())

@@ -1,6 +1,6 @@
 //! Layer and RMS norm.
 
-use crate::twins::{FLOATS, LIES, Lie, Twin, compare};
+use crate::twins::{FLOATS, LIES, Lie, Twin, compare, numbers};
 use retape_core::{DType, Kernel};
 
 fn shapes() -> [&'static [usize]; 8] {
@@ -114,5 +114,29 @@ fn a_large_mean() {
             });
             vec![out, rstd]
         });
+    }
+}
+
+/// Rows whose squares overflow or vanish, by a warp and by a block; gradients as large as these rows make them small.
+#[test]
+fn far_from_one() {
+    for (dtype, scale) in [(DType::F32, 1e19), (DType::F32, 1e-25), (DType::BF16, 1e19), (DType::F64, 1e200)] {
+        for n in [5, 257, 4104, 8200] {
+            let scaled = |seed: u64| numbers(seed, 2 * n).iter().map(|v| v * scale).collect::<Vec<f64>>();
+            let (x, g) = (Twin::of(&[2, n], &scaled(1), dtype), Twin::of(&[2, n], &scaled(2), dtype));
+            let weight = Twin::random(Lie::Plain, &[n], 3, dtype);
+            for centred in [true, false] {
+                compare(&format!("rows of {n} at {scale:e}"), dtype, 2000.0, &[&x, &g, &weight], |side| {
+                    let [x, g, w] = [0, 1, 2].map(|i| side.input(i));
+                    let (out, mean, rstd, dx) =
+                        (side.out(&[2, n]), side.stat(&[2]), side.stat(&[2]), side.out(&[2, n]));
+                    let (weight, mean) = (Some(w), centred.then_some(&mean));
+                    let (bias, rstd, eps) = (None, &rstd, 0.0);
+                    side.run(Kernel::LayerNorm { x, weight, bias, eps, out: &out, mean, rstd });
+                    side.run(Kernel::LayerNormGrad { x, weight, mean, rstd, g, out: &dx });
+                    vec![out, dx]
+                });
+            }
+        }
     }
 }

@@ -264,7 +264,7 @@ impl Rule for ReduceOp {
             samples.push(Sample::kink("large and masked", op(Reduction::Of(f), &[1], false), [scores.clone()]));
         }
         let far =
-            rows(&[1e19, -2e19, 3e19, 1e19, 1e-25, 3e-25, -2e-25, 0.0, 6e4, -6e4, 5e4, 1.0, 3e38, 3e38, -3e38, 1e38]);
+            rows(&[1e19, -2e19, 3e19, 1e19, 1e-25, 3e-25, -2e-25, 0.0, 6e4, -6e4, 5e4, 1.0, 2e36, 2e36, -2e36, 1e36]);
         let deviation = Reduction::Of(Reduce::Std { correction: 1.0 });
         for f in [deviation, norm(2.0), norm(1.0), norm(3.5), norm(0.5), norm(-1.0), norm(f64::INFINITY)] {
             samples.push(Sample::kink("large and tiny", op(f, &[1], false), [far.clone()]));
