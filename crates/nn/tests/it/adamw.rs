@@ -257,7 +257,7 @@ fn sixteen_bits_resume_with_the_same_bits() {
                     match how {
                         0 => {
                             save_training(&model, &[w], &optimizer, &[]).unwrap();
-                            load_training(&model, &[to.clone()], Some(&mut adamw)).unwrap();
+                            load_training(&model, std::slice::from_ref(&to), Some(&mut adamw)).unwrap();
                         }
                         _ => {
                             save_parameters(&model, &[w], &[]).unwrap();
@@ -265,7 +265,7 @@ fn sixteen_bits_resume_with_the_same_bits() {
                             if how == 1 {
                                 adamw.load(&state).unwrap();
                             }
-                            load_parameters(&model, &[to.clone()], Cast::Refuse).unwrap();
+                            load_parameters(&model, std::slice::from_ref(&to), Cast::Refuse).unwrap();
                             if how == 2 {
                                 adamw.load(&state).unwrap();
                             }

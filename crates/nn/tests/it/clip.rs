@@ -114,7 +114,9 @@ fn what_is_not_finite_is_no_good_step() {
     let w = parameter(&device, "w", &[2], &[1.0, 2.0]);
     let mut optimizer = AdamW::decay_all(vec![w.clone()], CONFIG).unwrap();
     let mut scaler = LossScaler::default();
-    let clip = scaler.step(&mut optimizer, &gradients(&device, &[(&w, &[3e200, 4e200])]), &[w.clone()], 1.0).unwrap();
+    let clip = scaler
+        .step(&mut optimizer, &gradients(&device, &[(&w, &[3e200, 4e200])]), std::slice::from_ref(&w), 1.0)
+        .unwrap();
     assert_relative_eq!(clip.unwrap().norm, 5e200 / 65536.0, max_relative = 1e-12);
     assert_eq!(serde_json::to_value(scaler).unwrap()["good"], 1);
     // The first step of AdamW goes lr in the direction of the sign.
@@ -130,7 +132,7 @@ fn f32_gradients_near_the_largest() {
         let tape = Tape::new(&device);
         let g = tape.backward(&w.var(&tape).unwrap().scale(size).unwrap().sum().unwrap()).unwrap();
         let mut optimizer = AdamW::decay_all(vec![w.clone()], CONFIG).unwrap();
-        let clip = clip_grad_norm(&g, &[w.clone()], 1.0).unwrap();
+        let clip = clip_grad_norm(&g, std::slice::from_ref(&w), 1.0).unwrap();
         assert_relative_eq!(clip.norm, 2.0 * size, max_relative = 1e-6);
         let step = optimizer.step(&g, clip.scale);
         assert_eq!(step.is_ok(), fits, "{step:?}");
