@@ -121,7 +121,8 @@ fn what_is_masked_has_no_gradient() {
 #[test]
 fn norms_far_from_one() {
     let row = [0.5, -1.0, 1.5, 0.25, 2.0, -0.75];
-    let norms: [(&str, f64, &dyn Fn(&Var) -> Result<Var>); 9] = [
+    type Norm<'a> = (&'a str, f64, &'a dyn Fn(&Var) -> Result<Var>);
+    let norms: [Norm<'_>; 9] = [
         ("layer_norm", 0.0, &|x| x.layer_norm(None, None, 0.0)),
         ("rms_norm", 0.0, &|x| x.rms_norm(&[3], None, Some(0.0))),
         ("group_norm", 0.0, &|x| x.group_norm(1, None, None, 0.0)),

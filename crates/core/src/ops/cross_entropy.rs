@@ -205,7 +205,7 @@ impl Rule for CrossEntropy {
             Sample::kink("extreme", mean, [far, t(&[2], &[0, 1])]),
         ];
         // Rows of equal and of saturated logits, masked classes, and a row of nothing but these.
-        let (inf, least) = (f64::NEG_INFINITY, f32::MIN as f64);
+        let (inf, least) = (f64::NEG_INFINITY, -1e18);
         let large = [1e8, 1e8, 1e8, 1e8, -1e4, -1e4, -1e4, -1e4, 1e9, 1e9, -1e9, 0.0, least, 6e4, least, 6e4];
         let masked = [0.5, inf, -1.0, inf, inf, inf, 3e4, inf, 1e8, inf, 1e8, 1e8, -1e9, -1e9, inf, inf];
         let hidden = [0.5, inf, -1.0, inf, inf, inf, inf, inf];
