@@ -20,6 +20,6 @@ fn the_error_of_a_sum_does_not_grow_with_its_length() {
 fn nor_does_that_of_a_product() {
     let device = retape_cpu::device();
     for dtype in [DType::F32, DType::BF16, DType::F16] {
-        assert_close(dtype, &of_products(&device, dtype, N).unwrap(), 1e-5);
+        assert_close(dtype, &of_products(&device, dtype, N).unwrap(), 5e-5);
     }
 }

@@ -1,7 +1,7 @@
 //! Matrix product: out (+)= alpha a b, by faer's kernels on fixed tiles of `out`.
 //!
-//! The tiles follow from the shape alone, each is computed by one thread over the whole of k: the result has the same
-//! bits for any number of threads. faer is as fast for every orientation of its operands, so views go in as they are; but
+//! The tiles follow from the shape alone, each is computed by one thread over the whole of k (where that is long, in
+//! pieces): the result has the same bits for any number of threads. faer is as fast for every orientation of its operands, so views go in as they are; but
 //! operands of 16 bits are widened a block at a time, and their tile of `out` is summed over k in f32 and rounded once.
 
 use crate::exec::{Baseline, Exec};
@@ -13,6 +13,9 @@ use retape_core::{Result, Tensor};
 
 /// Rows and columns of a tile: small enough to give every thread some, large enough to pack operands rarely.
 const TILE: (usize, usize) = (256, 384);
+
+/// From this k on a product is the sum of several.
+const PIECE: usize = 4096;
 
 /// How much of k is widened at a time.
 const DEPTH: usize = 256;
@@ -131,6 +134,42 @@ fn product_of_halves<T: Float>(exec: &Exec, out: Matrix<T>, accumulate: bool, a:
     out.copy_from(sum);
 }
 
+/// The same with k in pieces, whose products are added with compensation (Kahan 1965): over very many addends the error of f32
+/// sums would grow with their number.
+fn product_in_pieces<T: Float>(exec: &Exec, out: Matrix<T>, accumulate: bool, a: Matrix<T>, b: Matrix<T>, alpha: T) {
+    let (rows, cols, k) = (out.rows, out.cols, a.cols);
+    let mut scratch = exec.scratch::<T>(3 * rows * cols);
+    let (sum_memory, memory) = scratch.memory().split_at_mut(rows * cols);
+    let (lost, part_memory) = memory.split_at_mut(rows * cols);
+    let (sum, part) = (Matrix::over(sum_memory, rows, cols, cols), Matrix::over(part_memory, rows, cols, cols));
+    sum.span.fill(T::ZERO);
+    lost.fill(T::ZERO);
+    if accumulate {
+        sum.copy_from(out);
+    }
+    for from in (0..k).step_by(PIECE) {
+        let piece = (from, PIECE.min(k - from));
+        product_of_any(exec, part, false, a.block((0, rows), piece), b.block(piece, (0, cols)), alpha);
+        for (i, lost) in lost.iter_mut().enumerate() {
+            let (old, added) = (sum.span.get(i), part.span.get(i) - *lost);
+            let new = old + added;
+            // What is infinite or no number loses nothing.
+            *lost = if (new - old).magnitude() < T::INFINITY { (new - old) - added } else { T::ZERO };
+            sum.span.set(i, new);
+        }
+    }
+    out.copy_from(sum);
+}
+
+/// The product, where some may lie as 16 bits.
+fn product_of_any<T: Float>(exec: &Exec, out: Matrix<T>, accumulate: bool, a: Matrix<T>, b: Matrix<T>, alpha: T) {
+    if [a.span, b.span, out.span].iter().any(|s| s.rounds()) {
+        product_of_halves(exec, out, accumulate, a, b, alpha);
+    } else {
+        product(out, accumulate, a, b, alpha);
+    }
+}
+
 /// The `index`-th matrix of a tensor `[.., rows, cols]`.
 fn matrix<T: Float>(tensor: &Tensor, index: usize) -> Matrix<T> {
     let layout = tensor.layout();
@@ -172,10 +211,10 @@ pub(crate) fn matmul(exec: &Exec, a: &Tensor, b: &Tensor, alpha: f64, accumulate
                 let (r, c) = ((r, rows.min(m - r)), (c, cols.min(n - c)));
                 let (a, b) = (matrix::<T>(a, index).block(r, (0, k)), matrix::<T>(b, index).block((0, k), c));
                 let out = matrix::<T>(out, index).block(r, c);
-                if [a.span, b.span, out.span].iter().any(|s| s.rounds()) {
-                    product_of_halves(exec, out, accumulate, a, b, alpha);
+                if k > PIECE {
+                    product_in_pieces(exec, out, accumulate, a, b, alpha);
                 } else {
-                    product(out, accumulate, a, b, alpha);
+                    product_of_any(exec, out, accumulate, a, b, alpha);
                 }
             }
         });

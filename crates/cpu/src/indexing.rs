@@ -325,6 +325,17 @@ impl<T: Float> Scatter<'_, T> {
             return;
         }
         for c in columns.clone().step_by(BLOCK) {
+            if count <= DEPTH && self.alpha == 1.0 {
+                // In f64 it would be rounded to the same bits.
+                let mut sum = [T::ZERO; BLOCK];
+                for i in 0..count {
+                    let g = source_columns.load(*source, from + met.offset(entry(i)), c, columns.end, T::ZERO);
+                    sum = lanes!(j => sum[j] + g[j]);
+                }
+                let old = out_columns.load(*out, to, c, columns.end, T::ZERO);
+                out_columns.store(*out, to, c, columns.end, lanes!(j => old[j] + sum[j]));
+                continue;
+            }
             let mut total = [0f64; BLOCK];
             for first in (0..count).step_by(DEPTH) {
                 let mut sum = [T::ZERO; BLOCK];
