@@ -30,6 +30,8 @@ impl Number {
 #[derive(Debug, Clone, Default)]
 struct Poison {
     value: f64,
+    /// Whether only other sequences are held to be free of it (CUDA multiplies what is hidden in a tile by 0).
+    whole: bool,
     times: [Vec<usize>; 4],
 }
 
@@ -103,7 +105,7 @@ impl Case {
         let mask = (choices.throw(2) == 1).then(|| Mask::random(choices, [batch, heads, queries, keys]));
         let factor = |choices: &mut dyn FnMut(usize) -> usize| [1.0, 1.0, 32.0, 4096.0][choices(4)];
         let factors = [factor(&mut |n| choices.throw(n)), factor(&mut |n| choices.throw(n))];
-        let mut poison = Poison { value: choices.pick(&[f64::NAN, f64::INFINITY, 3e38]), ..Poison::default() };
+        let mut poison = Poison { value: choices.pick(&[f64::NAN, f64::INFINITY, 3e38]), whole, ..Poison::default() };
         let poisoned = choices.throw(16);
         for operand in (0..4).filter(|operand| poisoned >> operand & 1 == 1) {
             let side = usize::from(operand == 1 || operand == 2);
@@ -262,6 +264,19 @@ fn expected(op: &Attention, inputs: &[Tensor], g: &[f64], poison: &Poison) -> Ve
         let k_at = |j: usize| (b * tk + j) * kv_heads + kv;
         let row = |x: &'_ [f64], at: usize, size: usize| -> Vec<f64> { x[at * size..][..size].to_vec() };
         for (queries, keys) in &sequences {
+            let poisoned = |[from, end]: [usize; 2], operand| (from..end).any(|t| poison.is_in(operand, t));
+            if poison.whole && (0..4).any(|o| poisoned(if o == 1 || o == 2 { *keys } else { *queries }, o)) {
+                let all = results.iter_mut().skip(4).flatten();
+                all.for_each(|x| x.unknown = true);
+                for i in queries[0]..queries[1] {
+                    results[0][q_at(i) * v_size..][..v_size].iter_mut().for_each(|x| x.unknown = true);
+                    results[1][q_at(i) * size..][..size].iter_mut().for_each(|x| x.unknown = true);
+                }
+                for j in keys[0]..keys[1] {
+                    results[2][k_at(j) * size..][..size].iter_mut().for_each(|x| x.unknown = true);
+                    results[3][k_at(j) * v_size..][..v_size].iter_mut().for_each(|x| x.unknown = true);
+                }
+            }
             for i in queries[0]..queries[1] {
                 // Of this sequence: the query stands at key `place`.
                 let place = (i - queries[0]) as i128 + (keys[1] - keys[0]) as i128 - (queries[1] - queries[0]) as i128;
