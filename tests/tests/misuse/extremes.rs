@@ -8,7 +8,9 @@ use retape_core::ops::attention::AttentionOptions;
 use retape_core::ops::conv::{Conv, Padding};
 use retape_core::ops::index::Index;
 use retape_core::ops::pool::Pool;
-use retape_core::{DType, Device, Error, Int8Spec, Kernel, Kind, Mark, Result, Rounding, Tape, Tensor, Var, meta};
+use retape_core::{
+    DType, Device, Error, Int8Spec, Kernel, Kind, Mark, Result, Rounding, Tape, TapeOptions, Tensor, Var, meta,
+};
 use retape_tests::choices::{Bytes, Choices};
 use retape_tests::random;
 
@@ -296,7 +298,7 @@ const LIMIT: u64 = 64 << 20;
 /// The shapes that a call gives and the numbers of its gradients, or its error.
 fn outcome(device: &Device, call: Call, bytes: &[u8]) -> Result<Vec<Vec<usize>>> {
     let mut choices = Bytes::new(bytes);
-    let tape = Tape::new(device);
+    let tape = Tape::with(device, TapeOptions { seed: Some(1), ..TapeOptions::default() });
     let values = Values::new(&tape)?;
     let y = call(&values, &mut Draw { choices: &mut |sides| choices.throw(sides) })?;
     let shapes = y.iter().map(|y| y.shape().to_vec()).collect();

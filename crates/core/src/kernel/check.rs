@@ -221,10 +221,10 @@ impl<'a> Kernel<'a> {
                 stats: Read Statistic, delta: Read Statistic, dmask: Write Float,
             ],
             Kernel::Quantize { x, q, scales, .. } => {
-                operands![x: Read Float, q: Write Exactly(DType::U8), scales: Write Exactly(DType::F32)]
+                operands![x: Read Float, q: Write Exactly(DType::U8), scales: Write Statistic]
             }
             Kernel::Dequantize { q, scales, out, .. } => {
-                operands![q: Read Exactly(DType::U8), scales: Read Exactly(DType::F32), out: Write Float]
+                operands![q: Read Exactly(DType::U8), scales: Read Statistic, out: Write Float]
             }
             Kernel::Uniform { out, .. } | Kernel::Normal { out, .. } => operands![out: Write Float],
             Kernel::AdamW { p, g, m, v, .. } => {
