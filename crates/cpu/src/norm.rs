@@ -235,21 +235,20 @@ pub(crate) fn layer_norm_param_grad(
             let (from, to) = (p * piece, rows.min((p + 1) * piece));
             let mut totals = [[0f64; COLUMNS]; 2];
             for from in (from..to).step_by(DEPTH) {
-                let mut sums = [[T::ZERO; COLUMNS]; 2];
+                let mut sums = [[[T::ZERO; BLOCK]; COLUMNS / BLOCK]; 2];
                 let [dw, db] = &mut sums;
                 for r in from..to.min(from + DEPTH) {
                     let (x, g, rstd) = (xs.row(r), gs.row(r), rstds.at(r));
                     let by = centring(means.as_ref().map_or(T::ZERO, |m| m.at(r)), rstd);
-                    for (k, i) in (first..end).step_by(BLOCK).enumerate() {
+                    for ((dw, db), i) in dw.iter_mut().zip(db.iter_mut()).zip((first..end).step_by(BLOCK)) {
                         let (v, d) = (x.load::<BLOCK>(i, T::ZERO), g.load::<BLOCK>(i, T::ZERO));
                         for j in 0..BLOCK {
-                            let at = k * BLOCK + j;
-                            dw[at] = Float::mul_add(d[j], centred(v[j], by), dw[at]);
-                            db[at] += d[j];
+                            dw[j] = Float::mul_add(d[j], centred(v[j], by), dw[j]);
+                            db[j] += d[j];
                         }
                     }
                 }
-                for (total, &sum) in totals.as_flattened_mut().iter_mut().zip(sums.as_flattened()) {
+                for (total, &sum) in totals.as_flattened_mut().iter_mut().zip(sums.as_flattened().as_flattened()) {
                     *total += sum.wide();
                 }
             }

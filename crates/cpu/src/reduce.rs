@@ -22,6 +22,8 @@ const ROWS: usize = 128;
 const COLUMNS: usize = 256;
 /// Outputs (or strips of columns) from which on none is cut: there are tasks enough.
 const ENOUGH: usize = 16;
+/// The depth of folds that round nothing: more blocks than any lane meets.
+const EXACT: usize = isize::MAX as usize / BLOCK;
 
 /// Some dimensions of a tensor as one index in row-major order.
 #[derive(Debug)]
@@ -90,8 +92,8 @@ pub(crate) fn reduce(exec: &Exec, f: Reduce, x: &Tensor, out: &Tensor) -> Result
     for_float!("reduce", x.dtype(), T => match f {
         Reduce::Sum => fold::<T>(exec, x, out, (T::ZERO, DEPTH), #[inline(always)] |a, b| a + b, #[inline(always)] |a, b| a + b),
         Reduce::Prod => fold::<T>(exec, x, out, (T::ONE, 1), #[inline(always)] |a, b| a * b, #[inline(always)] |a, b| a * b),
-        Reduce::Max => fold::<T>(exec, x, out, (-T::INFINITY, DEPTH), #[inline(always)] |a, b| a.larger(b), #[inline(always)] |a, b| a.larger(b)),
-        Reduce::Min => fold::<T>(exec, x, out, (T::INFINITY, DEPTH), #[inline(always)] |a, b| a.smaller(b), #[inline(always)] |a, b| a.smaller(b)),
+        Reduce::Max => fold::<T>(exec, x, out, (-T::INFINITY, EXACT), #[inline(always)] |a, b| a.larger(b), #[inline(always)] |a, b| a.larger(b)),
+        Reduce::Min => fold::<T>(exec, x, out, (T::INFINITY, EXACT), #[inline(always)] |a, b| a.smaller(b), #[inline(always)] |a, b| a.smaller(b)),
         _ => return groups::reduce(exec, f, x, out),
     });
     Ok(())

@@ -154,11 +154,12 @@ impl Rule for Attention {
         let (g, stats, delta, mask, spec) = (&g, &stats, &delta, mask.as_ref(), self.spec);
         let segments = self.ragged.as_ref().map(|ragged| ragged.segments());
         if self.mask && cx.needs(3) {
-            let (exec, shape) = (cx.exec(3), &cx.input(3).shape);
+            let (exec, of_mask) = (cx.exec(3), cx.input(3));
             // The kernel sums over all that the mask repeats but the keys.
-            let dmask = exec.empty(&[shape[0], shape[1], shape[2], k.shape()[1]], q.dtype())?;
+            let rows = &of_mask.shape[..3];
+            let dmask = exec.terms(&Spec::new([rows, &[k.shape()[1]]].concat(), q.dtype()), of_mask)?;
             exec.run(Kernel::AttentionGradMask { q, k, v, mask, segments, g, stats, delta, spec, dmask: &dmask })?;
-            cx.set(3, exec.sum_to(dmask, shape)?);
+            cx.set(3, exec.sum_terms(dmask, of_mask)?);
         }
         if cx.needs(1) || cx.needs(2) {
             let dk = cx.exec(1).empty_like(cx.input(1))?;

@@ -86,7 +86,7 @@ impl Rule for BinaryOp {
                     if cx.needs(input) {
                         let exec = cx.exec(input);
                         let factor = cx.saved(Slot::In(other))?.expand(g.shape())?;
-                        let product = exec.terms(&g, cx.input(input))?;
+                        let product = exec.terms(&Spec::of(&g), cx.input(input))?;
                         exec.run(Kernel::Binary { f: Binary::Mul, a: &g, b: &factor, out: &product })?;
                         drop(factor);
                         let grad = exec.sum_terms(product, cx.input(input))?;
@@ -99,7 +99,7 @@ impl Rule for BinaryOp {
                 if cx.needs(1) {
                     let exec = cx.exec(1);
                     let a = cx.saved(Slot::In(0))?.expand(g.shape())?;
-                    let out = exec.terms(&g, cx.input(1))?;
+                    let out = exec.terms(&Spec::of(&g), cx.input(1))?;
                     exec.run(Kernel::Ternary { f: Ternary::DivGradDivisor, a: &a, b: &b, c: &g, out: &out })?;
                     drop(a);
                     let db = exec.sum_terms(out, cx.input(1))?;
@@ -107,7 +107,7 @@ impl Rule for BinaryOp {
                 }
                 if cx.needs(0) {
                     let exec = cx.exec(0);
-                    let out = exec.terms(&g, cx.input(0))?;
+                    let out = exec.terms(&Spec::of(&g), cx.input(0))?;
                     exec.run(Kernel::Binary { f: Binary::Div, a: &g, b: &b, out: &out })?;
                     let da = exec.sum_terms(out, cx.input(0))?;
                     cx.set(0, da);
@@ -132,7 +132,7 @@ impl Rule for BinaryOp {
                 for (input, f) in [(0, Ternary::PowGradBase), (1, Ternary::PowGradExponent)] {
                     if cx.needs(input) {
                         let exec = cx.exec(input);
-                        let out = exec.terms(&g, cx.input(input))?;
+                        let out = exec.terms(&Spec::of(&g), cx.input(input))?;
                         exec.run(Kernel::Ternary { f, a: &a, b: &b, c: &g, out: &out })?;
                         let grad = exec.sum_terms(out, cx.input(input))?;
                         cx.set(input, grad);

@@ -89,7 +89,7 @@ impl Rule for LossOp {
         for by in 0..2 + self.weight as usize {
             if cx.needs(by) {
                 let exec = cx.exec(by);
-                let out = exec.terms(&g, cx.input(by))?;
+                let out = exec.terms(&Spec::of(&g), cx.input(by))?;
                 let (x, target, weight) = (&x, &target, weight.as_ref());
                 exec.run(Kernel::LossGrad { f: self.f, by, x, target, weight, g: &g, out: &out })?;
                 let grad = exec.sum_terms(out, cx.input(by))?;

@@ -86,13 +86,13 @@ fn product(exec: &Exec<'_>, a: &Tensor, b: &Tensor, alpha: f64, out: &Tensor) ->
     exec.run(Kernel::Matmul { a: &a, b: &b, alpha, accumulate: false, out })
 }
 
-/// alpha a b in a new tensor with these batch dimensions.
-fn batched(exec: &Exec<'_>, a: &Tensor, b: &Tensor, alpha: f64, batch: &[usize]) -> Result<Tensor> {
+/// alpha a b in these batch dimensions: the terms of a factor's gradient, see [`Exec::terms`].
+fn factor_terms(exec: &Exec<'_>, a: &Tensor, b: &Tensor, alpha: f64, batch: &[usize], factor: &Spec) -> Result<Tensor> {
     let mut shape: Shape = batch.into();
     shape.extend([a.shape()[a.rank() - 2], b.shape()[b.rank() - 1]]);
-    let out = exec.empty(&shape, a.dtype())?;
-    product(exec, a, b, alpha, &out)?;
-    Ok(out)
+    let terms = exec.terms(&Spec::new(shape, a.dtype()), factor)?;
+    product(exec, a, b, alpha, &terms)?;
+    Ok(terms)
 }
 
 /// What the gradients of the operands `first` and `first + 1` of a product read: each the other one.
@@ -107,17 +107,17 @@ fn product_backward(cx: &mut Backward<'_>, g: Tensor, first: usize, alpha: f64) 
     let (ia, ib) = (first, first + 1);
     if cx.needs(ib) {
         let a = cx.saved(Slot::In(ia))?;
-        let grad = batched(&cx.exec(ib), &a.transpose(a.rank() - 2, a.rank() - 1)?, &g, alpha, batch)?;
+        let (exec, factor) = (cx.exec(ib), cx.input(ib));
+        let terms = factor_terms(&exec, &a.transpose(a.rank() - 2, a.rank() - 1)?, &g, alpha, batch, factor)?;
         drop(a);
-        let grad = cx.exec(ib).sum_to(grad, &cx.input(ib).shape)?;
-        cx.set(ib, grad);
+        cx.set(ib, exec.sum_terms(terms, factor)?);
     }
     if cx.needs(ia) {
         let b = cx.saved(Slot::In(ib))?;
-        let grad = batched(&cx.exec(ia), &g, &b.transpose(b.rank() - 2, b.rank() - 1)?, alpha, batch)?;
+        let (exec, factor) = (cx.exec(ia), cx.input(ia));
+        let terms = factor_terms(&exec, &g, &b.transpose(b.rank() - 2, b.rank() - 1)?, alpha, batch, factor)?;
         drop(b);
-        let grad = cx.exec(ia).sum_to(grad, &cx.input(ia).shape)?;
-        cx.set(ia, grad);
+        cx.set(ia, exec.sum_terms(terms, factor)?);
     }
     Ok(())
 }

@@ -82,7 +82,7 @@ impl Rule for TernaryOp {
                 continue;
             }
             // Rounded to 16 bits once, by the last kernel.
-            let out = exec.terms(&g, cx.input(input))?;
+            let out = exec.terms(&Spec::of(&g), cx.input(input))?;
             let wide = || exec.assemble(&out);
             match (self.0, input) {
                 (Ternary::Lerp, 0) => {
