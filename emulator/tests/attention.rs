@@ -9,7 +9,7 @@ use retape_core::ops::{Op, Rule, attention::Attention};
 use retape_core::{DType, Device, Kernel, Tape, Tensor};
 use retape_tests::choices::Choices;
 use retape_tests::programs::Dice;
-use retape_tests::{floats, numbers, sample_tensor};
+use retape_tests::{floats, numbers, sample_tensor, writable};
 
 /// Relative distances (of L2 norms) allowed to results of a dtype. Of 16 bits, the weights and score gradients are rounded
 /// as operands of the second product, and the results once: up to 2^-8 and 2^-11 each.
@@ -111,7 +111,7 @@ impl Placed {
             all[at] = x;
         }
         let bytes: Vec<u8> = all.iter().flat_map(|&x| encode(dtype, x)).collect();
-        let base = Tensor::from_bytes(device, &[len], dtype, &bytes).unwrap();
+        let base = writable(&Tensor::from_bytes(device, &[len], dtype, &bytes).unwrap());
         let view = base.as_strided(&shape, &strides, offset).unwrap();
         Placed { base, view, positions }
     }

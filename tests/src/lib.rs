@@ -22,7 +22,7 @@ pub mod wrapped;
 use half::{bf16, f16};
 use retape_core::kernel::RandomStream;
 use retape_core::ops::{Op, Sample, SampleInput, SampleMemory, SampleValues};
-use retape_core::{DType, Device, Element, Gradients, Kind, Mark, Result, Tape, TapeOptions, Tensor, Var};
+use retape_core::{DType, Device, Element, Gradients, Kernel, Kind, Mark, Result, Tape, TapeOptions, Tensor, Var};
 
 /// Numbers in [low, high), a pure function of the seed.
 pub fn numbers(seed: u64, len: usize, low: f64, high: f64) -> Vec<f64> {
@@ -137,6 +137,13 @@ pub struct SampleMarks {
     pub inputs: Option<Mark>,
     /// Mark of every float output.
     pub outputs: Option<Mark>,
+}
+
+/// A contiguous copy that kernels may write, whoever holds it: it is still being made.
+pub fn writable(tensor: &Tensor) -> Tensor {
+    let out = Tensor::uninit(tensor.device(), tensor.shape(), tensor.dtype(), Kind::Input).unwrap();
+    tensor.device().run(&Kernel::Copy { x: tensor, out: &out }).unwrap();
+    out
 }
 
 /// Runs a sample: each float leaf goes through `shift(0)` (so that it can be marked), the op, and a square of every output

@@ -89,7 +89,7 @@ fn large_masks_are_as_op_by_op() {
                 });
                 for (name, (a, b)) in ["out", "dq", "dk", "dv"].iter().zip(tiled.iter().zip(&spelled)) {
                     // Gradients of equal scores are small differences: of the size of those of v.
-                    let error = relative_error(a, b).min(difference(a, b));
+                    let error = if name.ends_with(['q', 'k']) { difference(a, b) } else { relative_error(a, b) };
                     assert!(error < tolerance, "{name} of {dtype}, {hidden:e}, {keys} keys: {error:e}");
                 }
             }

@@ -2,7 +2,7 @@
 //! by a policy or a rule that uses it while it runs.
 
 #[path = "misuse/extremes.rs"]
-mod extremes;
+mod sizes;
 #[path = "misuse/kernels.rs"]
 mod kernels;
 #[path = "misuse/rules.rs"]

@@ -9,7 +9,8 @@ const N: usize = 4_000_000;
 fn the_error_of_a_sum_does_not_grow_with_its_length() {
     let device = retape_cpu::device();
     for dtype in [DType::F32, DType::BF16, DType::F16] {
-        let n = if dtype == DType::F32 { N } else { N / 4 };
+        // f16 holds no more of the sum that is added to another one.
+        let n = if dtype == DType::F16 { N / 2 } else { N };
         let found = of_equal_addends(&device, dtype, n).unwrap();
         assert!(found.len() > 30);
         assert_close(dtype, &found, 1e-6);

@@ -587,7 +587,12 @@ pub enum Kernel<'a> {
 /// How many elements of a [`Kernel::ScatterAdd`]'s source are put in order before they are added: a number for each
 /// combination of the dimensions in which an index differs or `out` repeats, and none where no two elements can meet.
 pub fn meeting(source: &Tensor, indices: &[&Tensor], out: &Tensor) -> usize {
-    let (shape, places) = (source.shape(), &out.layout().strides[indices.len()..]);
+    let shape = source.shape();
+    let fits = out.rank() == indices.len() + shape.len() && indices.iter().all(|i| i.rank() == shape.len());
+    if !fits {
+        return 0; // the kernel says what is wrong
+    }
+    let places = &out.layout().strides[indices.len()..];
     let meets = |d: usize| places[d] == 0;
     let differs = |d: usize| indices.iter().any(|i| i.layout().strides[d] != 0);
     let sized = || (0..shape.len()).filter(|&d| shape[d] != 1);

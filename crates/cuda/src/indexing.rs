@@ -199,7 +199,11 @@ pub(crate) fn add_at(
         source_entry: TensorArg::of_dims(gpu, name, source, &entries)?,
         source_column: TensorArg::of_dims(gpu, name, source, &columns)?,
         indices: arguments(gpu, name, out, indices, &entries)?,
-        keys: if sorted { order.storage().address() as u64 } else { 0 },
+        keys: if sorted {
+            (order.storage().address() + order.layout().offset * order.dtype().size()) as u64
+        } else {
+            0
+        },
         entries: count(&entries) as i64,
         columns: count(&columns) as i64,
         alpha,

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use retape_core::{DType, Device, Element, Error, Kernel, Kind, Tensor};
+use retape_tests::writable;
 use std::sync::OnceLock;
 
 pub const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
@@ -168,7 +169,7 @@ impl Side {
 
     /// A contiguous copy of an input, to be written over.
     pub fn copy_of(&self, i: usize) -> Tensor {
-        self.inputs[i].copy(Kind::Input).unwrap()
+        writable(&self.inputs[i])
     }
 
     pub fn run(&self, kernel: Kernel<'_>) {

@@ -3,7 +3,8 @@
 
 use super::cpu;
 use retape_core::kernel::*;
-use retape_core::{DType, Device, Error, Kernel, Kind, Result, Tape, Tensor, meta};
+use retape_core::{DType, Device, Error, Kernel, Kind, ParameterId, Result, Tape, Tensor, meta};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 fn full(device: &Device, shape: &[usize], dtype: DType) -> Tensor {
     Tensor::full(device, shape, dtype, 1.0).unwrap()
@@ -150,6 +151,11 @@ fn all() -> Vec<Wrong> {
             let (indices, order, out) = (&[&i][..], &ids(d, &[3]), &out);
             d.run(&Kernel::ScatterAdd { source: &source, indices, wrap: false, alpha: 1.0, order, out })
         }),
+        wrong("scatter_add to one place under several numbers", move |d| {
+            let (source, i, out) = (f(d, &[4]), ids(d, &[4]), f(d, &[1, 4]).expand(&[3, 4]).unwrap());
+            let (indices, order) = (&[&i][..], &ids(d, &[0]));
+            d.run(&Kernel::ScatterAdd { source: &source, indices, wrap: false, alpha: 1.0, order, out: &out })
+        }),
         wrong("dropout", move |d| d.run(&Kernel::Dropout { x: &f(d, &[4]), p: 0.5, stream: STREAM, out: &f(d, &[5]) })),
         wrong("layer_norm", move |d| {
             let (x, out, mean, rstd) = (f(d, &[4, 3]), f(d, &[4, 3]), f(d, &[3]), f(d, &[4]));
@@ -292,10 +298,18 @@ fn values_don_t_change() {
     let y = x.scale(2.0).unwrap();
     let gradients = tape.backward(&y.square().unwrap().sum().unwrap()).unwrap();
     let gradient = gradients.of(&x).unwrap().clone();
+    // The gradient of a parameter that was recorded twice is a sum of its leaves'.
+    let (tape, id) = (Tape::new(&device), ParameterId::unique());
+    let twice = [1.0, 2.0].map(|value| {
+        let tensor = Tensor::full(&device, &[2], DType::F32, value).unwrap();
+        tape.parameter(id, &tensor, true).unwrap().square().unwrap().sum().unwrap()
+    });
+    let of_both = tape.backward(&twice[0].add(&twice[1]).unwrap()).unwrap();
+    let sum = of_both.parameter(id).unwrap().clone();
     let shared = Tensor::from_slice(&device, &[2], &[1f32, 2.0]).unwrap();
     let cast = shared.cast(DType::F32, Kind::Input).unwrap();
     let _others = (shared.clone(), cast.narrow(0, 0, 1).unwrap());
-    for value in [&making, &x.tensor().unwrap(), &y.tensor().unwrap(), &gradient, &shared, &cast] {
+    for value in [&making, &x.tensor().unwrap(), &y.tensor().unwrap(), &gradient, &sum, &shared, &cast] {
         let before = numbers(value);
         let error = fill(value).unwrap_err().to_string();
         assert!(error.contains("fill: `out` is a value that others hold"), "{error}");
@@ -308,13 +322,16 @@ fn values_don_t_change() {
 fn threads_don_t_race() {
     let device = retape_cpu::device_with_threads(2).unwrap();
     let shared = Tensor::full(&device, &[1 << 16], DType::F32, 0.0).unwrap();
+    let [writes, reads] = [AtomicUsize::new(0), AtomicUsize::new(0)];
     std::thread::scope(|scope| {
         for value in 0..3 {
-            let (device, shared) = (&device, &shared);
+            let (device, shared, writes, reads) = (&device, &shared, &writes, &reads);
             scope.spawn(move || {
                 for _ in 0..200 {
                     let written = device.run(&Kernel::Fill { value: f64::from(value), out: shared });
                     let read = shared.to_vec::<f32>();
+                    writes.fetch_add(usize::from(written.is_ok()), Ordering::Relaxed);
+                    reads.fetch_add(usize::from(read.is_ok()), Ordering::Relaxed);
                     for error in [written.err(), read.as_ref().err().cloned()].into_iter().flatten() {
                         assert!(error.to_string().contains("another thread"), "{error}");
                     }
@@ -323,6 +340,7 @@ fn threads_don_t_race() {
             });
         }
     });
+    assert!(writes.into_inner() > 0 && reads.into_inner() > 0);
 }
 
 /// Places that no pooling has made are nobody's: not another plane's, either.

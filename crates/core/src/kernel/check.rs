@@ -18,10 +18,11 @@ impl<'a> Launch<'a> {
     /// Checks the operands of a kernel for this device, and locks them.
     pub(crate) fn new(kernel: Kernel<'a>, device: &Device) -> Result<Launch<'a>> {
         let check = Check { name: kernel.name(), operands: kernel.operands() };
+        let _locks = check.lock()?;
         check.tensors(device)?;
         check.dtypes(device)?;
         check.shapes(&kernel)?;
-        Ok(Launch { kernel, _locks: check.lock()? })
+        Ok(Launch { kernel, _locks })
     }
 
     /// The kernel.
@@ -581,6 +582,11 @@ impl<'a> Check<'a> {
             Kernel::Gather { x, indices, out, .. } => self.indices(indices, x, out),
             Kernel::ScatterAdd { source, indices, order, out, .. } => {
                 self.indices(indices, out, source)?;
+                let strides = &out.layout().strides;
+                let distinct = (0..indices.len()).all(|d| out.shape()[d] <= 1 || strides[d] != 0);
+                self.must(distinct, || {
+                    format!("`out` {:?} with strides {strides:?} repeats a dimension that is indexed", out.shape())
+                })?;
                 self.shape("order", order, &[meeting(source, indices, out)])
             }
             Kernel::LayerNorm { x, weight, bias, out, mean, rstd, .. } => {

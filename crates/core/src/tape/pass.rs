@@ -410,7 +410,7 @@ impl<'a> Pass<'a> {
         for (id, (_, sum)) in std::mem::take(&mut self.shared) {
             if let (Some(sum), Some(leaf)) = (sum, gradients.by_parameter.get(&id)) {
                 let sum = if sum.dtype() == leaf.dtype() { sum } else { sum.cast(leaf.dtype(), Kind::Gradient)? };
-                gradients.by_parameter.insert(id, sum);
+                gradients.by_parameter.insert(id, sum.sealed());
             }
         }
         Ok(gradients)
