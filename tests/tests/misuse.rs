@@ -1,12 +1,12 @@
 //! Wrong use around backward is a typed error that names the op, the path and what to do instead; and a tape is not broken
 //! by a policy or a rule that uses it while it runs.
 
-#[path = "misuse/extremes.rs"]
-mod sizes;
 #[path = "misuse/kernels.rs"]
 mod kernels;
 #[path = "misuse/rules.rs"]
 mod rules;
+#[path = "misuse/sizes.rs"]
+mod sizes;
 
 use retape_core::ops::*;
 use retape_core::{
