@@ -37,6 +37,33 @@ for sanitizer in address thread; do
     echo "emulated kernels: $sanitizer sanitizer: $(($(date +%s) - start)) s"
 done
 
+# Undefined behaviour, by Miri: core, policy, the CPU backend's parts, and small samples of every op on its kernels. What is
+# left out compiles large regular expressions, or tries millions of numbers.
+if cargo +nightly miri --version >/dev/null 2>&1; then
+    start=$(date +%s)
+    # Kernels get addresses as numbers, from a backend's buffers; and rayon's queues break Miri's older rules of borrowing.
+    export MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance -Zmiri-tree-borrows"
+    miri=(cargo +nightly miri test -q --target-dir target/miri)
+    "${miri[@]}" -p retape-core
+    "${miri[@]}" -p retape-policy --lib --test rules -- --skip long_patterns
+    "${miri[@]}" -p retape-cpu --lib -- --skip f32_functions_are_accurate
+    "${miri[@]}" -p retape-tests --test interpreted
+    echo "Miri: no report: $(($(date +%s) - start)) s"
+else
+    echo "Miri: not run, it needs rustup component add miri rust-src --toolchain nightly"
+fi
+
+# Data races between the CPU backend's threads, and between users' threads.
+if [ -d "$(rustc +nightly --print sysroot 2>/dev/null)/lib/rustlib/src" ]; then
+    start=$(date +%s)
+    RUSTFLAGS=-Zsanitizer=thread cargo +nightly test -q --release -Zbuild-std --target x86_64-unknown-linux-gnu \
+        --target-dir target/tsan -p retape-cpu -p retape-tests --lib --test rows --test indexing --test attention \
+        --test interpreted --test misuse
+    echo "ThreadSanitizer on the CPU backend: no report: $(($(date +%s) - start)) s"
+else
+    echo "ThreadSanitizer: not run, it needs rustup component add rust-src --toolchain nightly"
+fi
+
 if ! cargo +nightly --version >/dev/null 2>&1 || ! cargo fuzz --version >/dev/null 2>&1; then
     echo "fuzzers: not run, they need the nightly toolchain and cargo-fuzz (cargo install cargo-fuzz)"
     exit 0
