@@ -62,7 +62,7 @@ pub enum Rounding {
     Stochastic,
 }
 
-/// What a policy is told of a value. It is never asked for views, leaves, integers and per-row statistics.
+/// What a policy sees of a value. It is never asked for views, leaves, integers and per-row statistics.
 #[derive(Debug, Clone, Copy)]
 pub struct Site<'a> {
     /// The value's number on its tape: the same whenever the same ops are recorded, whatever the marks.

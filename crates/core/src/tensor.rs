@@ -1,4 +1,4 @@
-//! Tensors: shared storage and a view on it. Immutable to their users.
+//! Tensors: shared storage and a view on it.
 
 use crate::device::{Device, Storage};
 use crate::kernel::Kernel;
@@ -7,8 +7,11 @@ use crate::{DType, Element, Error, Kind, Result};
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-/// An n-dimensional array on a device. Cloning and every view share the storage; nothing a user can call changes
-/// a tensor's numbers.
+/// An n-dimensional array on a device. Clones and views share its storage.
+///
+/// A tensor from [`uninit`](Tensor::uninit) or [`full`](Tensor::full) is open: [`Device::run`] may write it. Once it is
+/// [`sealed`](Tensor::sealed) or given to a tape, its numbers no longer change while anyone else holds it. All other
+/// tensors that a user gets are sealed from the start.
 #[derive(Clone)]
 pub struct Tensor {
     storage: Arc<Storage>,
