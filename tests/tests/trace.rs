@@ -80,7 +80,7 @@ fn all_kinds(tape: &Tape, x: &Tensor, w: &Tensor) -> Result<Var> {
 }
 
 #[test]
-fn all_that_a_tape_can_be_told() {
+fn every_call_of_a_tape() {
     let device = meta();
     let x = Tensor::full(&device, &[64, 64], DType::F32, 0.0).unwrap();
     let w = Tensor::full(&device, &[64, 64], DType::F32, 0.0).unwrap();

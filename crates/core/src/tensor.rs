@@ -10,8 +10,8 @@ use std::sync::{Arc, Weak};
 /// An n-dimensional array on a device. Clones and views share its storage.
 ///
 /// A tensor from [`uninit`](Tensor::uninit) or [`full`](Tensor::full) is open: [`Device::run`] may write it. Once it is
-/// [`sealed`](Tensor::sealed) or given to a tape, its numbers no longer change while anyone else holds it. All other
-/// tensors that a user gets are sealed from the start.
+/// [`sealed`](Tensor::sealed) or given to a tape, its numbers no longer change while anyone else holds it. Tensors
+/// from host values, casts and copies, and those that a tape hands out, are sealed from the start.
 #[derive(Clone)]
 pub struct Tensor {
     storage: Arc<Storage>,
@@ -242,8 +242,9 @@ impl Tensor {
         self.cast(self.dtype, kind)
     }
     /// A contiguous copy with another dtype. To a float: the nearest one, of two the even one, in one rounding from any
-    /// dtype, i64 too; beyond the largest it is infinite. From a float to an integer: towards zero, the nearest end of the
-    /// range beyond it, 0 for NaN. Between integers: the low bits (two's complement). To bool: whether it isn't 0 (NaN isn't).
+    /// dtype, i64 too; beyond the largest it is infinite. From a float to an integer: towards zero, the nearest end of
+    /// the range beyond it, 0 for NaN. Between integers: the low bits (two's complement). To bool: whether it isn't 0
+    /// (NaN isn't).
     pub fn cast(&self, dtype: DType, kind: Kind) -> Result<Tensor> {
         let out = Tensor::uninit(self.device(), self.shape(), dtype, kind)?;
         self.device().run(&Kernel::Copy { x: self, out: &out })?;

@@ -135,8 +135,8 @@ fn product_of_halves<T: Float>(exec: &Exec, out: Matrix<T>, accumulate: bool, a:
     out.copy_from(sum);
 }
 
-/// The same with k in pieces, whose products are added with compensation (Kahan 1965): over very many addends the error of f32
-/// sums would grow with their number.
+/// The same with k in pieces, whose products are added with compensation (Kahan 1965): over very many addends the error
+/// of f32 sums would grow with their number.
 fn product_in_pieces<T: Float>(exec: &Exec, out: Matrix<T>, accumulate: bool, a: Matrix<T>, b: Matrix<T>, alpha: T) {
     let (rows, cols, k) = (out.rows, out.cols, a.cols);
     let mut scratch = exec.scratch::<T>(3 * rows * cols);
