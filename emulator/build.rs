@@ -149,7 +149,7 @@ fn run(mut command: Command, what: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs tasks 0 .. count, as many at a time as there are cores.
+/// Runs tasks 0 .. count, one at a time on each core.
 fn in_parallel(count: usize, task: impl Fn(usize) -> Result<(), String> + Sync) -> Result<(), String> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let next = AtomicUsize::new(0);

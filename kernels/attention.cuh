@@ -129,9 +129,9 @@ struct Row {
 DEVICE float scaled(float product, float scale) { return __fmul_rn(product, scale); }
 DEVICE double scaled(double product, double scale) { return __dmul_rn(product, scale); }
 
-// Of a row of scores: the largest, and ln of the sum of exp(score - largest); -inf and 0 of one that sees nothing. Weights are
-// exp((score - largest) - log_sum). All passes make a score's product in the same order of the head size, so that it has the
-// same bits in each.
+// Of a row of scores: the largest, and ln of the sum of exp(score - largest); -inf and 0 of one that sees nothing.
+// Weights are exp((score - largest) - log_sum). All passes make a score's product in the same order of the head size,
+// so that it has the same bits in each.
 template <class C>
 struct Statistics {
     C largest, log_sum;

@@ -6,13 +6,14 @@
 // dS^T q as they lie in registers.
 //
 //   head size   QUERIES, with mask or dropout   shared memory
-//   32          64       32                     26 KiB
-//   64          64       32                     50 KiB
-//   128         32       16                     65 KiB
-//   256         32       16                    129 KiB, dk and dv by a kernel each: both would not fit the registers
+//   32          64       32                     25.5 KiB
+//   64          64       32                     49.5 KiB
+//   128         32       16                     64.75 KiB
+//   256         32       16                    128.75 KiB, dk and dv by a kernel each: both would not fit the registers
 //
-// (a tile each of keys and values, two each of queries and g, and two times stats and delta). A weight that dropout takes
-// is marked by its sign until both products are made: weights have none of their own.
+// (a tile each of keys and values, two each of queries and g, and two times stats and delta; less with mask or dropout:
+// docs/cuda.md). A weight that dropout takes is marked by its sign until both products are made: weights have none of
+// their own.
 #include "attention_mma.cuh"
 
 enum Results { BOTH, ONLY_DK, ONLY_DV };

@@ -4,7 +4,7 @@
 // Tiles: 64 queries by 64 keys, 256 threads as 16 x 16; thread (y, x) has the scores of queries y + 16 r and keys x +
 // 16 c, r and c from 0 to 3. Products over the head size take it in slices of 32. Results of the second product (out,
 // dq, dk, dv) stay in registers, CHUNKS times 64 columns of them; a larger head size is split among blocks, each of
-// which makes the scores anew, so that neither shared memory nor registers depend on it.
+// which makes the scores again, so that neither shared memory nor registers depend on it.
 //
 // Shared memory: two slices [64][33] of operands, or one [64][65] in the same place, and the weights [64][65]: 33 KiB
 // in float, 66 in double. The odd row lengths keep the columns that threads read at once in different banks.
@@ -231,8 +231,8 @@ DEVICE void forward(const Attention& p) {
     write(o, factor, out, i, column);
 }
 
-// delta = sum of g o. A row has as many lanes of a warp as it has packs, up to all of them, or all where its elements
-// have to be read one by one.
+// delta = sum of g o. A row has a lane of a warp for each of its packs, at most all of them; and all of them if its
+// elements have to be read one by one.
 template <class C>
 DEVICE void delta_rows(const AttentionDelta& p) {
     const Tensor &o = p.out, &g = p.g;
@@ -277,7 +277,7 @@ struct Operands {
           g(query_rows(p.g, s, head)) {}
 };
 
-// A tile of weights p, made anew, and of gradients of the scores: w = z p, ds = p (z dp - delta), 0 where nothing is
+// A tile of weights p, made again, and of gradients of the scores: w = z p, ds = p (z dp - delta), 0 where nothing is
 // seen.
 template <class C>
 DEVICE void weights_of(const Attention& p, const Sequence& s, int64_t head, const Operands& x, int i, int j,

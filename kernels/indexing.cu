@@ -44,8 +44,8 @@ KERNEL gather_8(const Gather p) { gather<uint64_t>(p); }
 
 // Scatter-add without atomics. An entry is a combination of the dimensions in which the index differs or `out` repeats;
 // the other dimensions, the columns, are independent of each other. Where entries may meet, all are sorted by (place in
-// out, number): those that meet in one place follow each other in their order, and one thread for each place and column
-// adds them up, DEPTH in the arithmetic's type and these sums in f64, and then adds their sum.
+// out, number), so those that meet in one place follow each other in their order. One thread for each place and column
+// adds them up: DEPTH at a time in the arithmetic's type, and these sums in f64. Then it adds the total to out.
 constexpr int DEPTH = 16;
 
 struct Scatter {

@@ -11,7 +11,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-// The block's dynamic shared memory, as many bytes as the launch asks for, 128-byte aligned.
+// The block's dynamic shared memory, of the size that the launch asks for, 128-byte aligned.
 #define SHARED_MEMORY(name) extern __shared__ __align__(128) unsigned char name[]
 #define KERNEL extern "C" __global__ void
 #define DEVICE __device__ __forceinline__

@@ -18,7 +18,7 @@ struct Quantize {
     int32_t bytes;  // whole packs of q may be stored
 };
 
-// A group that a team of threads works on; of length 0 where there is none left.
+// A group that a team of threads works on; of length 0 if none is left.
 struct Group {
     int64_t x, q, element, length;  // where it starts in x and q, and its first element's number
 };
@@ -55,7 +55,8 @@ DEVICE void words_from(const RandomStream& stream, uint64_t first, uint32_t (&wo
 }
 
 template <class C, int HELD>
-DEVICE void store_held(const Quantize& p, const Group& g, int64_t from, const C (&x)[HELD][PACK], C scale, int thread, int team) {
+DEVICE void store_held(const Quantize& p, const Group& g, int64_t from, const C (&x)[HELD][PACK], C scale, int thread,
+                       int team) {
     const bool zeros = scale == C(0) || !isfinite(scale);
 #pragma unroll
     for (int i = 0; i < HELD; i++) {

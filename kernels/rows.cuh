@@ -17,7 +17,7 @@ struct RowPlan {
 };
 
 constexpr int CHUNK = 32 * PACK;
-// Kernels that are one block: their registers must suffice for so many threads. (With teams of up to 256 they do
+// Kernels that are one block: their registers must suffice for 1024 threads. (With teams of up to 256 they do
 // anyway.)
 #define ONE_BLOCK_KERNEL KERNEL __launch_bounds__(1024)
 // Packs that a thread can keep in registers: of a row it then has no more.

@@ -46,7 +46,7 @@ fn find_nvcc(root: &Path) -> Option<PathBuf> {
     candidates.into_iter().find(|nvcc| Command::new(nvcc).arg("--version").output().is_ok_and(|o| o.status.success()))
 }
 
-/// Those that have changed, as many at a time as there are cores.
+/// Those that have changed, one at a time on each core.
 fn compile(nvcc: &Path, kernels: &Path, files: &[String], out: &Path) {
     let changed = |path: &Path| fs::metadata(path).and_then(|m| m.modified()).expect("a source file");
     let sources = fs::read_dir(kernels).expect("the folder of kernels").map(|entry| entry.unwrap().path());

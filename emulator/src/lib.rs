@@ -36,12 +36,12 @@ pub fn kernels() -> PathBuf {
     Path::new(OUT).join("kernels")
 }
 
-/// Whether tests are told to run on the real GPU.
+/// Whether tests are to run on the real GPU.
 pub fn tests_gpu() -> bool {
     std::env::var_os("RETAPE_TEST_GPU").is_some_and(|value| !value.is_empty() && value != "0")
 }
 
-/// What [`retape_cuda::device_with`] needs for the emulator, or for the GPU where tests are told so.
+/// What [`retape_cuda::device_with`] needs for the emulator, or for the GPU if tests are to run there.
 ///
 /// # Errors
 /// As [`library`].
@@ -57,7 +57,7 @@ fn driver() -> Result<PathBuf, String> {
     std::env::var_os("RETAPE_CUDA_DRIVER").map_or_else(library, |path| Ok(path.into()))
 }
 
-/// A device on the emulator, or on the GPU where tests are told so.
+/// A device on the emulator, or on the GPU if tests are to run there.
 ///
 /// # Panics
 /// Where it can't be opened.

@@ -225,8 +225,8 @@ fn compare(computed: &[Vec<f64>], expected: &[Vec<Number>], dtype: DType, label:
     }
 }
 
-/// Output and gradients by the definition, in f64 but for the scores, which are rounded as the dtype's arithmetic rounds them:
-/// the product, the scale, and the sum with the mask.
+/// Output and gradients by the definition, in f64 but for the scores, which are rounded as the dtype's arithmetic
+/// rounds them: the product, the scale, and the sum with the mask.
 fn expected(op: &Attention, inputs: &[Tensor], g: &[f64], poison: &Poison) -> Vec<Vec<Number>> {
     let numbers = |t: &Tensor| match t.dtype() {
         DType::Bool => t.to_vec::<bool>().unwrap().iter().map(|&x| f64::from(x)).collect(),

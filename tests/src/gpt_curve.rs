@@ -155,7 +155,7 @@ pub fn largest_difference(what: &str, ours: &Tensor, golden: &Tensor) -> f64 {
     differences.fold(0.0, |most: f64, d| if d.is_nan() { f64::NAN } else { most.max(d) })
 }
 
-/// Trains for as many steps as the golden run of `losses` has, and compares each loss (and gradient norm, where given).
+/// Trains for the number of steps of the golden run `losses`, and compares each loss (and gradient norm, where given).
 pub fn compare_curve(
     device: &Device,
     golden: &Golden,

@@ -47,8 +47,8 @@ fn rows(dtype: DType, width: usize, count: usize) -> Vec<f64> {
     values
 }
 
-/// A finite group comes back finite, its largest magnitude exactly, and each element within half a step (a whole one if
-/// rounded by chance) and the rounding of the result, where a step is the largest magnitude / 127.
+/// A finite group comes back finite, and its largest magnitude exactly. Each element is off by at most half a step (a
+/// whole one if rounded by chance) and the rounding of the result. A step is the largest magnitude / 127.
 pub fn every_group_comes_back(device: &Device) {
     for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16] {
         for (width, group) in [(64, 64), (70, 33), (5, 1), (300, 300)] {

@@ -388,7 +388,7 @@ fn checked(device: &Device, config: Config) -> Run {
     real
 }
 
-/// Random marks, held handles, late marks and segments on so many programs: the bits of none.
+/// Random marks, held handles, late marks and segments on random programs: the bits without them.
 pub fn marks_never_show(device: &Device, cases: u64) {
     let (mut replays, mut too_late) = (0, 0);
     for graph in 1..=cases {

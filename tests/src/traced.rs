@@ -155,7 +155,7 @@ fn run(device: &Device, seed: u64, given: &Given, policy: Option<Rc<dyn Policy>>
     Ok(figures)
 }
 
-/// So many random forwards, each traced once and run under marks: what the trace takes, the model takes.
+/// Random forwards, each traced once and run under marks: the trace takes the memory that the model takes.
 pub fn traces_are_exact(device: &Device, cases: u64) {
     let (given, dry) = (Given::new(device), meta());
     let of_trace = Given::new(&dry);

@@ -16,7 +16,7 @@ pub enum Numbers {
     Bools(Vec<bool>),
 }
 
-/// As many of these as asked for, from the start again where they don't suffice.
+/// The first `len` of these, from the start again where they don't suffice.
 pub(crate) fn cycled<T: Copy>(values: &[T], len: usize) -> Vec<T> {
     values.iter().copied().cycle().take(len).collect()
 }
@@ -43,7 +43,7 @@ pub fn specs(sample: &Sample) -> Vec<Spec> {
     sample.inputs.iter().map(|i| Spec::new(&i.shape[..], dtype(i))).collect()
 }
 
-/// Whether its op takes a sample's inputs, so many and such.
+/// Whether its op takes a sample's inputs: their number, shapes and dtypes.
 pub fn is_valid(sample: &Sample) -> bool {
     let has_numbers = |i: &SampleInput| match &i.values {
         SampleValues::Floats(v) => !v.is_empty() || i.shape.contains(&0),

@@ -1,5 +1,5 @@
-//! Attention against its definition: the registry's samples, and random specs with large scores, masks that saturate, options at
-//! their extremes, and rows that nothing may read.
+//! Attention against its definition: the registry's samples, and random specs with large scores, masks that saturate,
+//! options at their extremes, and rows that nothing may read.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -65,8 +65,8 @@ fn masked(inputs: [&Tensor; 4], attend: impl Fn(&Var, &Var, &Var, &Var) -> Resul
     vec![y.tensor().unwrap().to_f64_vec().unwrap(), of(&q), of(&k), of(&v)]
 }
 
-/// Where a mask is all that is left of the scores, weights are equal, forward and backward. Op by op in f32 for 16 bits, which
-/// would round the scores.
+/// Where a mask is all that is left of the scores, weights are equal, forward and backward. Op by op in f32 for 16
+/// bits, which would round the scores.
 #[test]
 fn large_masks_are_as_op_by_op() {
     let device = cpu();
@@ -101,8 +101,8 @@ fn difference(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
 }
 
-/// With g = 1, dv of all keys together is 1 for each query: weights that backward rebuilds have the sum that they had, however
-/// large the scores are from which rounding has taken what tells them apart.
+/// With g = 1, dv of all keys together is 1 for each query: weights that backward rebuilds have the sum that they had,
+/// however large the scores are from which rounding has taken what tells them apart.
 #[test]
 fn rebuilt_weights_sum_to_one() {
     let device = cpu();

@@ -1,4 +1,4 @@
-//! `docs/ops.md` is made from the registry: this fails where it is not what the registry says, and writes it anew with
+//! `docs/ops.md` is made from the registry: this fails where it is not what the registry says, and writes it with
 //! `RETAPE_BLESS=1`.
 
 use retape_core::DType;

@@ -17,7 +17,7 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// So many cases, or `RETAPE_CASES` in the same proportion. The same on every run, unless `RETAPE_SEED` is set.
+/// The usual number of cases, or `RETAPE_CASES` in the same proportion. The same on every run, unless `RETAPE_SEED` is set.
 fn cases(usual: u32) -> ProptestConfig {
     let cases = number("RETAPE_CASES").map_or(usual, |n| (n * usual as u64).div_ceil(150) as u32);
     ProptestConfig {

@@ -1,6 +1,6 @@
-//! The direction of imports, and that every package says its licence.
+//! The direction of imports, that every package says its licence, and where `unsafe` blocks may be.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Each crate, and the crates of this project that it may depend on (dev-dependencies apart).
 const ALLOWED: &[(&str, &[&str])] = &[
@@ -36,4 +36,30 @@ fn imports_go_one_way() {
         seen.push(folder);
     }
     assert_eq!(seen.len(), ALLOWED.len(), "{seen:?}");
+}
+
+/// Where `unsafe` blocks may be: the backends, the tests' wrapper of one, and the page on how to write one.
+const UNSAFE: [&str; 6] =
+    ["crates/cpu", "crates/cuda", "crates/cuda-driver", "emulator", "tests/src/wrapped.rs", "docs/adding-a-backend.md"];
+
+#[test]
+fn unsafe_blocks_are_in_backends_only() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let block = concat!("unsafe", " {");
+    let mut found = [false; UNSAFE.len()];
+    let mut left: Vec<PathBuf> =
+        ["README.md", "benches", "crates", "docs", "emulator", "fuzz", "tests"].map(PathBuf::from).into();
+    while let Some(path) = left.pop() {
+        let full = root.join(&path);
+        if full.is_dir() {
+            let entries = std::fs::read_dir(&full).unwrap().map(|entry| path.join(entry.unwrap().file_name()));
+            left.extend(entries.filter(|path| !path.ends_with("target")));
+        } else if path.extension().is_some_and(|e| e == "rs" || e == "md")
+            && std::fs::read_to_string(&full).unwrap().contains(block)
+        {
+            let place = UNSAFE.iter().position(|place| path.starts_with(place));
+            found[place.unwrap_or_else(|| panic!("{} has an unsafe block", path.display()))] = true;
+        }
+    }
+    assert!(found.iter().all(|&found| found), "{UNSAFE:?} have blocks: {found:?}");
 }

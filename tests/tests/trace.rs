@@ -53,7 +53,7 @@ fn a_model_under_every_preset() {
     }
 }
 
-/// All that a tape can be told: scopes with marks, segments, checkpoints, marks by value, constants that only the tape
+/// Every call of a tape: scopes with marks, segments, checkpoints, marks by value, constants that only the tape
 /// holds, detached values, values without a gradient, parameters that are used again after their handle went, handles that
 /// outlive their scope.
 fn all_kinds(tape: &Tape, x: &Tensor, w: &Tensor) -> Result<Var> {
@@ -80,7 +80,7 @@ fn all_kinds(tape: &Tape, x: &Tensor, w: &Tensor) -> Result<Var> {
 }
 
 #[test]
-fn all_that_a_tape_can_be_told() {
+fn every_call_of_a_tape() {
     let device = meta();
     let x = Tensor::full(&device, &[64, 64], DType::F32, 0.0).unwrap();
     let w = Tensor::full(&device, &[64, 64], DType::F32, 0.0).unwrap();

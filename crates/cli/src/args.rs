@@ -206,7 +206,7 @@ pub struct ModelArgs {
     /// Query heads
     #[arg(long, value_name = "N", value_parser = parse_whole::<usize>, allow_negative_numbers = true)]
     pub heads: Option<usize>,
-    /// Key and value heads, a divisor of the heads [default: as many]
+    /// Key and value heads, a divisor of the heads [default: the heads]
     #[arg(long, value_name = "N", value_parser = parse_whole::<usize>, allow_negative_numbers = true)]
     pub kv_heads: Option<usize>,
     /// Tokens per sequence
@@ -411,7 +411,7 @@ pub struct MeasureArgs {
     /// Rounds, of which medians are taken; 0 measures memory alone [default: 5, of step: 7]
     #[arg(long, value_name = "N", value_parser = parse_whole::<usize>, allow_negative_numbers = true)]
     pub steps: Option<usize>,
-    /// Also train so many steps under each policy and report the loss then
+    /// Also train N steps under each policy and report the loss then
     #[arg(long, value_name = "N", value_parser = parse_whole::<u64>, allow_negative_numbers = true, default_value_t = 0)]
     pub train_steps: u64,
 }

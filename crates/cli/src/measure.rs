@@ -20,7 +20,7 @@ pub struct Plan {
     pub rounds: usize,
     /// Compare gradients with `none`'s, which is then the first policy.
     pub compare: bool,
-    /// Train so many steps and report the loss.
+    /// Train this number of steps and report the loss.
     pub train_steps: u64,
     /// Measure RSS here, first of all. Only for one case in a process that has run nothing yet.
     pub resident: bool,
@@ -63,7 +63,7 @@ fn needed_bytes(config: &GptConfig, forms: usize, plan: Plan, peak: u64) -> u64 
     (forms as u64 * parameters + gradients + training).saturating_add(peak)
 }
 
-/// Measures every policy on every form of attention. `tick` is told before each step what will run.
+/// Measures every policy on every form of attention. `tick` is called before each step with what will run.
 pub fn measure(
     config: &GptConfig,
     forms: &[AttentionForm],

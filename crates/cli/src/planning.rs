@@ -11,7 +11,7 @@ use retape::prelude::{Gradients, Int8Spec, Policy};
 use std::path::Path;
 use std::rc::Rc;
 
-/// Times that a plan is made anew where its measured error is above the bound.
+/// Times that a plan is made again where its measured error is above the bound.
 const CALIBRATIONS: usize = 4;
 
 /// Steps of which costs are measured.

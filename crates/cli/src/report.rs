@@ -102,7 +102,7 @@ pub fn count(count: u64) -> String {
     format!("{value:.1} E")
 }
 
-/// A figure with so many digits, or a dash where there is none.
+/// A figure with `digits` decimals, or a dash if it is absent.
 pub fn figure(value: Option<f64>, digits: usize) -> String {
     value.map_or_else(|| "-".into(), |v| format!("{v:.digits$}"))
 }
@@ -120,7 +120,7 @@ pub fn quartiles(values: impl IntoIterator<Item = f64>) -> Option<[f64; 2]> {
     (values.len() >= 4).then(|| [at(0.25), at(0.75)])
 }
 
-/// The middle value, or the mean of the two in the middle. None of none.
+/// The middle value, or the mean of the two in the middle. `None` if there are no values.
 pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);

@@ -50,9 +50,10 @@ impl Buffer {
 /// - [`run`](Backend::run) touches only elements that the operands' layouts reach, and writes only to operands that the
 ///   kernel says it writes.
 ///
-/// In return core promises, with every [`Launch`], that the operands are living tensors of this backend's memory, of
-/// shapes and dtypes that the kernel takes, that no two overlap but as the kernel allows, and that no other kernel or copy
-/// that is running uses what this one writes.
+/// In return core promises with every [`Launch`]:
+/// - The operands are living tensors of this backend's memory, of shapes and dtypes that the kernel takes.
+/// - No two of them overlap, except as the kernel allows.
+/// - No other kernel or copy that is running uses what this one writes.
 pub unsafe trait Backend: fmt::Debug + Send + Sync {
     /// A short name, such as `cpu`.
     fn name(&self) -> String;
@@ -114,8 +115,9 @@ impl Device {
 
     /// Runs one kernel on this device's tensors.
     ///
-    /// Tensors don't change under those who hold them. So a kernel writes only to a tensor from [`Tensor::uninit`] or
-    /// [`Tensor::full`] that isn't sealed and that no tape has been given yet, or to one that nobody holds but the operands themselves.
+    /// A sealed tensor doesn't change under those who hold it. A kernel writes only to one of two kinds of tensor:
+    /// - one from [`Tensor::uninit`] or [`Tensor::full`] that is neither sealed nor known to a tape yet;
+    /// - one that nobody holds but the operands themselves.
     ///
     /// # Errors
     /// [`Error::InvalidTensor`] or [`Error::Unsupported`] for operands that the kernel can't take, before anything is

@@ -195,8 +195,9 @@ pub enum Loss {
     KlDivergence,
     /// Of log-probabilities x and t: e^t (t - x), 0 where e^t = 0; by x: -e^t; by t: e^t (t - x + 1).
     KlDivergenceLog,
-    /// Binary cross-entropy of logits x: (1-t) max(x, 0) + w t max(-x, 0) + l ln(1 + e^-|x|) with l = 1 + (w-1) t, where the
-    /// third operand w weighs the positives (1 if absent); by x: (1-t) sigmoid(x) - w t sigmoid(-x); by t: -x + (w-1) softplus(-x); by w: t softplus(-x).
+    /// Binary cross-entropy of logits x: (1-t) max(x, 0) + w t max(-x, 0) + l ln(1 + e^-|x|) with l = 1 + (w-1) t. The
+    /// third operand w weighs the positives (1 if absent). By x: (1-t) sigmoid(x) - w t sigmoid(-x); by t:
+    /// -x + (w-1) softplus(-x); by w: t softplus(-x).
     BinaryLogits,
 }
 
@@ -274,8 +275,8 @@ pub struct AttentionSpec {
     pub scale: f64,
     /// Query i of Tq sees keys j <= i + Tk - Tq (aligned at the bottom right).
     pub causal: bool,
-    /// With `causal`, only the last so many of these keys: j > i + Tk - Tq - window. Tk or more is no window; with 0 no
-    /// query sees anything.
+    /// How many of these keys a query sees, with `causal`: the last ones, j > i + Tk - Tq - window. Tk or more is no
+    /// window; with 0 no query sees anything.
     pub window: Option<usize>,
     /// Probability of dropping an attention weight; kept ones are divided by 1 - p. The bit of weight (b, h, i, j) is
     /// that of element ((b H + h) Tq + i) Tk + j of the stream: the same as dropout on the explicit weights.
@@ -284,15 +285,15 @@ pub struct AttentionSpec {
     pub stream: RandomStream,
 }
 
-/// Sequences that lie one after the other along the time of a single batch entry (a ragged batch, without padding), by their
-/// bounds: sequence s has the queries `queries[s] .. queries[s + 1]` and the keys `keys[s] .. keys[s + 1]`. Both lists begin
-/// with 0, never fall, and end with the tensors' times. A query sees keys of its own sequence alone; causality and window count
-/// within it.
+/// Sequences that lie one after the other along the time of a single batch entry (a ragged batch, without padding), by
+/// their bounds: sequence s has the queries `queries[s] .. queries[s + 1]` and the keys `keys[s] .. keys[s + 1]`. Both
+/// lists begin with 0, never fall, and end with the tensors' times. A query sees keys of its own sequence alone;
+/// causality and window count within it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segments<'a> {
     /// Bounds of the queries.
     pub queries: &'a [usize],
-    /// Bounds of the keys, as many.
+    /// Bounds of the keys: a list of the same length.
     pub keys: &'a [usize],
 }
 
@@ -441,7 +442,8 @@ pub enum Kernel<'a> {
         stats: Option<&'a Tensor>,
     },
     /// Gradient by the logits: out = g (softmax sum(w q) - w q) / count with softmax = exp((logits - m) - log), 0 in
-    /// ignored rows (all rows 0 if every one is ignored) and in those of only -inf. g has the loss's shape; `out` may have any strides. In place: logits.
+    /// ignored rows (all rows 0 if every one is ignored) and in those of only -inf. g has the loss's shape; `out` may
+    /// have any strides. In place: logits.
     CrossEntropyGrad {
         logits: &'a Tensor,
         target: &'a Tensor,

@@ -128,7 +128,7 @@ impl Layout {
         1 + self.shape.iter().zip(&self.strides).map(|(&n, &s)| (n - 1) * s).sum::<usize>()
     }
 
-    /// The view with another shape of as many elements, where no copy is needed.
+    /// The view with another shape of the same number of elements, where no copy is needed.
     pub fn reshape(&self, shape: &[usize]) -> Result<Option<Layout>> {
         if element_count(shape)? != self.len() {
             return Err(Error::tensor(

@@ -33,7 +33,7 @@ pub struct LedgerEntry {
     /// What that replay begins with: paths of stored values and of inputs, parameters apart, the nearest first. At most
     /// [`MOST_SOURCES`](LedgerEntry::MOST_SOURCES) of them.
     pub replayed_from: Vec<String>,
-    /// Relative L2 error of the stored int8 against the original, where the tape was told to measure it.
+    /// Relative L2 error of the stored int8 against the original, if the tape measures it.
     pub quantization_error: Option<f64>,
     /// True where a handle of the user's still holds the full tensor.
     pub held_by_handle: bool,

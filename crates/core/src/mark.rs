@@ -33,9 +33,10 @@ impl fmt::Display for Mark {
     }
 }
 
-/// How a value is stored as int8: symmetric, one scale per `group` consecutive elements of the last dimension. The scale is
-/// their largest magnitude: f32, and f64 for f64. Bytes: one per element and four (eight) per group, 1.0625 per element at 64.
-/// A stored element is within half a step of the true one; a step is the scale / 127. See [`Kernel::Quantize`](crate::Kernel).
+/// How a value is stored as int8: symmetric, one scale per `group` consecutive elements of the last dimension. The
+/// scale is their largest magnitude: f32, and f64 for f64. Bytes: one per element and four (eight) per group, 1.0625
+/// per element at 64. A stored element is within half a step of the true one; a step is the scale / 127. See
+/// [`Kernel::Quantize`](crate::Kernel).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 pub struct Int8Spec {
     /// Elements per scale, at least 1.
@@ -62,7 +63,7 @@ pub enum Rounding {
     Stochastic,
 }
 
-/// What a policy is told of a value. It is never asked for views, leaves, integers and per-row statistics.
+/// What a policy sees of a value. It is never asked for views, leaves, integers and per-row statistics.
 #[derive(Debug, Clone, Copy)]
 pub struct Site<'a> {
     /// The value's number on its tape: the same whenever the same ops are recorded, whatever the marks.

@@ -157,7 +157,7 @@ impl MemoryMeter {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Fails where so many bytes more would exceed the limit.
+    /// Fails where `bytes` more would exceed the limit.
     pub(crate) fn check(&self, bytes: u64) -> Result<()> {
         self.state().check(bytes)
     }
@@ -269,7 +269,7 @@ impl MemoryMeter {
         self.state().step.peak
     }
 
-    /// Starts a new measurement: every peak becomes what is live now, the fingerprint starts anew.
+    /// Starts a new measurement: every peak becomes what is live now, and the fingerprint starts again.
     pub fn reset_peak(&self) {
         let mut s = self.state();
         for gauge in &mut s.kinds {

@@ -1,4 +1,4 @@
-//! Tensors: shared storage and a view on it. Immutable to their users.
+//! Tensors: shared storage and a view on it.
 
 use crate::device::{Device, Storage};
 use crate::kernel::Kernel;
@@ -7,8 +7,11 @@ use crate::{DType, Element, Error, Kind, Result};
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-/// An n-dimensional array on a device. Cloning and every view share the storage; nothing a user can call changes
-/// a tensor's numbers.
+/// An n-dimensional array on a device. Clones and views share its storage.
+///
+/// A tensor from [`uninit`](Tensor::uninit) or [`full`](Tensor::full) is open: [`Device::run`] may write it. Once it is
+/// [`sealed`](Tensor::sealed) or given to a tape, its numbers no longer change while anyone else holds it. Tensors
+/// from host values, casts and copies, and those that a tape hands out, are sealed from the start.
 #[derive(Clone)]
 pub struct Tensor {
     storage: Arc<Storage>,
@@ -239,8 +242,9 @@ impl Tensor {
         self.cast(self.dtype, kind)
     }
     /// A contiguous copy with another dtype. To a float: the nearest one, of two the even one, in one rounding from any
-    /// dtype, i64 too; beyond the largest it is infinite. From a float to an integer: towards zero, the nearest end of the
-    /// range beyond it, 0 for NaN. Between integers: the low bits (two's complement). To bool: whether it isn't 0 (NaN isn't).
+    /// dtype, i64 too; beyond the largest it is infinite. From a float to an integer: towards zero, the nearest end of
+    /// the range beyond it, 0 for NaN. Between integers: the low bits (two's complement). To bool: whether it isn't 0
+    /// (NaN isn't).
     pub fn cast(&self, dtype: DType, kind: Kind) -> Result<Tensor> {
         let out = Tensor::uninit(self.device(), self.shape(), dtype, kind)?;
         self.device().run(&Kernel::Copy { x: self, out: &out })?;

@@ -1,8 +1,8 @@
 //! Tiled attention (Dao 2023), forward, and what its backward shares with it.
 //!
 //! With s_ij = scale q_i . k_j (masked to -inf), m_i = max_j s_ij, l_i = ln sum_j exp(s_ij - m_i) and
-//! p_ij = exp((s_ij - m_i) - l_i): out_i = sum_j p_ij v_j. Keys come in tiles; a row's running maximum m and sum z absorb each
-//! tile by z = z e^(m - m') + sum_j e^(s_ij - m'), and out likewise. The maximum is never clamped.
+//! p_ij = exp((s_ij - m_i) - l_i): out_i = sum_j p_ij v_j. Keys come in tiles; a row's running maximum m and sum z
+//! absorb each tile by z = z e^(m - m') + sum_j e^(s_ij - m'), and out likewise. The maximum is never clamped.
 //!
 //! Backward rebuilds p from scores that it makes again, and m and l. Where scores are large, their last places decide what a
 //! weight is; so all passes make them by [`scores`], which gives one pair the same bits in any tile.

@@ -127,7 +127,8 @@ impl<'a, T: Float> Pass<'a, T> {
                 let (mut weights, mut grads) = ([T::ZERO; BLOCK], [T::ZERO; BLOCK]);
                 if c < visible {
                     let below = lanes!(n => s[n] - maximum);
-                    // No score is above the largest, and no weight above 1, should a product have rounded otherwise than forward's.
+                    // No score is above the largest, and no weight above 1, even if a product has rounded otherwise than
+                    // forward's.
                     weights = lanes!(n => Float::exp((if below[n] > T::ZERO { T::ZERO } else { below[n] }) - log_sum));
                     if self.mask.drops() {
                         let kept = self.mask.kept(index * self.q.time + i + r, j + c);

@@ -35,7 +35,7 @@ impl Exec {
             if threads > MOST_THREADS {
                 return Err(no_threads(
                     threads,
-                    &format!("at most {MOST_THREADS}, and 0 for as many as the machine offers"),
+                    &format!("at most {MOST_THREADS}, and 0 for the number that the machine offers"),
                 ));
             }
             exec.threads = Some(build().map_err(|e| no_threads(threads, &e))?);

@@ -1,8 +1,9 @@
 //! Matrix product: out (+)= alpha a b, by faer's kernels on fixed tiles of `out`.
 //!
-//! The tiles follow from the shape alone, each is computed by one thread over the whole of k (where that is long, in
-//! pieces): the result has the same bits for any number of threads. faer is as fast for every orientation of its operands, so views go in as they are; but
-//! operands of 16 bits are widened a block at a time, and their tile of `out` is summed over k in f32 and rounded once.
+//! The tiles follow from the shape alone. Each is computed by one thread over the whole of k (where that is long, in
+//! pieces), so the result has the same bits for any number of threads. faer is equally fast for every orientation of its
+//! operands, so views go in as they are. Operands of 16 bits are widened a block at a time: their tile of `out` is summed
+//! over k in f32 and rounded once.
 
 use crate::exec::{Baseline, Exec};
 use crate::math::Float;
@@ -134,8 +135,8 @@ fn product_of_halves<T: Float>(exec: &Exec, out: Matrix<T>, accumulate: bool, a:
     out.copy_from(sum);
 }
 
-/// The same with k in pieces, whose products are added with compensation (Kahan 1965): over very many addends the error of f32
-/// sums would grow with their number.
+/// The same with k in pieces, whose products are added with compensation (Kahan 1965): over very many addends the error
+/// of f32 sums would grow with their number.
 fn product_in_pieces<T: Float>(exec: &Exec, out: Matrix<T>, accumulate: bool, a: Matrix<T>, b: Matrix<T>, alpha: T) {
     let (rows, cols, k) = (out.rows, out.cols, a.cols);
     let mut scratch = exec.scratch::<T>(3 * rows * cols);

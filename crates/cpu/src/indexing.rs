@@ -295,8 +295,8 @@ impl<T: Float> Scatter<'_, T> {
         );
     }
 
-    /// Adds the sum of `count` entries of a segment to the place at this offset, in some columns: DEPTH of them are added in T,
-    /// these sums in f64.
+    /// Adds the sum of `count` entries of a segment to the place at this offset, in some columns: DEPTH of them are
+    /// added in T, these sums in f64.
     #[inline(always)]
     fn add_group(
         &self,

@@ -33,12 +33,12 @@ use loss::Scores;
 use pool::Pool;
 use retape_core::{Backend, Buffer, Device, Kernel, Launch, Result};
 
-/// A CPU device with as many threads as the machine offers.
+/// A CPU device with one thread for each core that the machine offers.
 pub fn device() -> Device {
     Device::new(Cpu::default())
 }
 
-/// A CPU device with `threads` threads; 0 takes as many as the machine offers.
+/// A CPU device with `threads` threads; 0 takes the number that the machine offers.
 pub fn device_with_threads(threads: usize) -> Result<Device> {
     Ok(Device::new(Cpu::new(threads)?))
 }
@@ -51,7 +51,7 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// A backend with its own `threads` threads; 0 takes as many as the machine offers.
+    /// A backend with its own `threads` threads; 0 takes the number that the machine offers.
     pub fn new(threads: usize) -> Result<Cpu> {
         Ok(Cpu { exec: Exec::new(threads)?, pool: Pool::default() })
     }
@@ -62,7 +62,7 @@ impl Cpu {
     }
 }
 
-/// With as many threads as the machine offers, or the calling one alone where none can be started.
+/// With the number of threads that the machine offers, or on the calling thread alone if no other can be started.
 impl Default for Cpu {
     fn default() -> Cpu {
         Cpu { exec: Exec::new(0).unwrap_or_else(|_| Exec::single()), pool: Pool::default() }

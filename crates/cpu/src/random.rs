@@ -66,8 +66,8 @@ fn for_each_block<T: Target>(exec: &Exec, len: usize, cost: usize, body: impl Fn
     );
 }
 
-/// Uniform numbers in [0, 1): the word's upper 24 bits for f32, all 32 for f64, 11 and 8 for f16 and bf16: as many as the
-/// dtype holds, so that none is rounded up to 1.
+/// Uniform numbers in [0, 1): the word's upper 24 bits for f32, all 32 for f64, 11 and 8 for f16 and bf16: all that
+/// the dtype holds, so that none is rounded up to 1.
 pub(crate) fn uniform(exec: &Exec, stream: RandomStream, out: &Tensor) -> Result<()> {
     for_float!("uniform", out.dtype(), T => {
             let outs = Span::<T>::of(out);

@@ -90,10 +90,26 @@ pub(crate) fn split_dims(x: &Tensor, out: &Tensor) -> (Shape, Shape) {
 /// out = f over the dimensions where out has size 1 and x has not.
 pub(crate) fn reduce(exec: &Exec, f: Reduce, x: &Tensor, out: &Tensor) -> Result<()> {
     for_float!("reduce", x.dtype(), T => match f {
-        Reduce::Sum => fold::<T>(exec, x, out, (T::ZERO, DEPTH), #[inline(always)] |a, b| a + b, #[inline(always)] |a, b| a + b),
-        Reduce::Prod => fold::<T>(exec, x, out, (T::ONE, 1), #[inline(always)] |a, b| a * b, #[inline(always)] |a, b| a * b),
-        Reduce::Max => fold::<T>(exec, x, out, (-T::INFINITY, EXACT), #[inline(always)] |a, b| a.larger(b), #[inline(always)] |a, b| a.larger(b)),
-        Reduce::Min => fold::<T>(exec, x, out, (T::INFINITY, EXACT), #[inline(always)] |a, b| a.smaller(b), #[inline(always)] |a, b| a.smaller(b)),
+        Reduce::Sum => fold::<T>(
+            exec, x, out, (T::ZERO, DEPTH),
+            #[inline(always)] |a, b| a + b,
+            #[inline(always)] |a, b| a + b,
+        ),
+        Reduce::Prod => fold::<T>(
+            exec, x, out, (T::ONE, 1),
+            #[inline(always)] |a, b| a * b,
+            #[inline(always)] |a, b| a * b,
+        ),
+        Reduce::Max => fold::<T>(
+            exec, x, out, (-T::INFINITY, EXACT),
+            #[inline(always)] |a, b| a.larger(b),
+            #[inline(always)] |a, b| a.larger(b),
+        ),
+        Reduce::Min => fold::<T>(
+            exec, x, out, (T::INFINITY, EXACT),
+            #[inline(always)] |a, b| a.smaller(b),
+            #[inline(always)] |a, b| a.smaller(b),
+        ),
         _ => return groups::reduce(exec, f, x, out),
     });
     Ok(())

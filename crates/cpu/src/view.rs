@@ -217,7 +217,7 @@ impl<T: Cell> Span<T> {
         }
     }
 
-    /// Copies as many elements from `source`.
+    /// Copies its number of elements from `source`.
     #[inline(always)]
     pub fn copy_from(self, source: Span<T>) {
         for i in (0..self.len).step_by(BLOCK) {

@@ -15,7 +15,7 @@ struct Case {
     kv_heads: usize,
     size: usize,
     causal: bool,
-    /// Causal attention to the last so many keys only.
+    /// How many keys a query sees, the last ones; causal attention alone.
     window: Option<usize>,
     dropout: f64,
 }

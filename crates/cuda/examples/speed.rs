@@ -1,4 +1,5 @@
-//! What the kernels reach on a GPU: attention, products, and what only moves memory against a copy of as many bytes.
+//! What the kernels reach on a GPU: attention, products, and what only moves memory against a copy of the same number
+//! of bytes.
 //!
 //! `speed [--small] [--json FILE]`. Every figure is the median of several timed runs of some launches each, after a warm-up,
 //! with random data and operands that rotate through more memory than the caches hold. With `--small` the sizes are tiny: a
@@ -45,7 +46,7 @@ impl Bench {
         Ok(out)
     }
 
-    /// As many copies of some operands as the rotation wants, of `bytes` each.
+    /// Copies of some operands, of `bytes` each: the number that the rotation wants.
     fn rotate<T>(&self, bytes: usize, make: impl Fn() -> Result<T>) -> Result<Vec<T>> {
         let copies = if self.small { 2 } else { (ROTATION / bytes.max(1)).clamp(2, 16) };
         (0..copies).map(|_| make()).collect()

@@ -253,7 +253,7 @@ impl Mma {
             _ => (16, 64),
         }
     }
-    /// Bytes of so many rows in shared memory.
+    /// Bytes of `rows` rows in shared memory.
     fn rows(&self, rows: usize) -> usize {
         rows * self.padded * 2
     }

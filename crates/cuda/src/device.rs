@@ -62,7 +62,7 @@ pub(crate) struct Launch<'a> {
 #[derive(Debug, Clone, Copy)]
 struct Function {
     raw: sys::CUfunction,
-    /// Shared memory that it was told to allow.
+    /// Shared memory that it was set to allow.
     shared: u32,
 }
 
@@ -187,7 +187,7 @@ impl Gpu {
         Ok(Gpu { name, functions, modules, tables, staging, workspace, stream, context, pool, properties })
     }
 
-    /// The device's own pool, told to keep what is given back.
+    /// The device's own pool, set to keep what is given back.
     fn open_pool(device: sys::CUdevice) -> Driver<sys::CUmemoryPool> {
         let mut pool = std::ptr::null_mut();
         let mut threshold = u64::MAX;
@@ -281,7 +281,7 @@ impl Gpu {
         let _ = unsafe { sys::cuMemFreeAsync(address as u64, self.stream.as_inner()) };
     }
 
-    /// At least so many bytes of scratch that outlive the call: one buffer for all kernels, which grows to what the largest
+    /// At least `bytes` bytes of scratch that outlive the call: one buffer for all kernels, which grows to what the largest
     /// asked for. As launches run in the order in which they are queued, it may be dropped, for the next kernel to use, once
     /// the last launch that needs it is queued.
     pub fn workspace(&self, bytes: usize) -> Result<Workspace<'_>> {

@@ -24,7 +24,7 @@ pub(crate) fn images(folder: Option<&Path>) -> Result<Images, String> {
                 if !is_whole(&image) {
                     return Err(format!("no kernels in {}: the file isn't a whole image", path.display()));
                 }
-                // The driver isn't told how long an image is, and reads what it takes for text up to a 0.
+                // The driver doesn't get an image's length, and reads what it takes for text up to a 0.
                 image.push(0);
                 Ok((*file, image.into()))
             };

@@ -55,7 +55,7 @@ pub fn device_with(ordinal: usize, options: &Options) -> Result<Device> {
     Ok(Device::new(Cuda { gpu: Gpu::open(ordinal, options)?, cublas: CublasLt::default() }))
 }
 
-/// What [`device_with`] may be told.
+/// Options of [`device_with`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Options {
     /// The driver's library, instead of `libcuda.so.1` or what the environment variable `RETAPE_CUDA_DRIVER` names. A process

@@ -15,7 +15,8 @@ const ROW: u32 = 68;
 const DEPTH: u32 = 16;
 /// Products with so few rows or columns are computed element by element, if their operands lie along k.
 const FEW: i64 = 4;
-/// cuBLASLt takes one batch dimension. Where there are more, it is called for each matrix of the outer ones, up to so many.
+/// cuBLASLt takes one batch dimension. Where there are more, it is called for each matrix of the outer ones, at most
+/// this often.
 const CALLS: i64 = 64;
 
 /// Strides of a matrix.

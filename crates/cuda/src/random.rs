@@ -45,7 +45,7 @@ impl Random {
     }
 }
 
-/// Uniform numbers in [0, 1), of as many bits as the dtype holds.
+/// Uniform numbers in [0, 1), with all the bits that the dtype holds.
 pub(crate) fn uniform(gpu: &Gpu, stream: RandomStream, out: &Tensor) -> Result<()> {
     let drop = match out.dtype() {
         DType::F64 => 0,

@@ -145,9 +145,9 @@ impl AdamW {
     /// has changed nothing.
     ///
     /// # Errors
-    /// [`Error::Optimizer`], and nothing has changed, where a gradient isn't of its parameter's shape, dtype and device, or
-    /// where `grad_scale` isn't finite or no normal number of the arithmetic (f32, or f64 for f64 parameters). Whether
-    /// gradients are finite is not looked at: [`clip_grad_norm`](crate::clip_grad_norm) does that.
+    /// [`Error::Optimizer`], with nothing changed, for a gradient that isn't of its parameter's shape, dtype and device.
+    /// The same for a `grad_scale` that isn't finite, or isn't a normal number of the arithmetic (f32, or f64 for f64
+    /// parameters). Gradients that aren't finite are no error here: [`clip_grad_norm`](crate::clip_grad_norm) finds them.
     pub fn step(&mut self, gradients: &Gradients, grad_scale: f64) -> Result<()> {
         let given: Vec<(&Parameter, AdamWConfig, &Tensor)> = (self.groups.iter())
             .flat_map(|group| group.parameters.iter().map(|p| (p, group.config)))

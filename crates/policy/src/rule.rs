@@ -66,19 +66,19 @@ impl Rule {
         Ok(self)
     }
 
-    /// Only values of at least so many bytes.
+    /// Only values of at least `bytes` bytes.
     pub fn min_bytes(mut self, bytes: u64) -> Self {
         self.min_bytes = Some(bytes);
         self
     }
 
-    /// Only values of at most so many bytes.
+    /// Only values of at most `bytes` bytes.
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.max_bytes = Some(bytes);
         self
     }
 
-    /// Only values with so many dimensions.
+    /// Only values with `rank` dimensions.
     pub fn rank(mut self, rank: usize) -> Self {
         self.rank = Some(rank);
         self
@@ -101,7 +101,7 @@ impl Rule {
         Ok(self)
     }
 
-    /// Only values whose computation takes at most so many FLOPs per byte that it reads or writes.
+    /// Only values whose computation takes at most `flops_per_byte` FLOPs for each byte that it reads or writes.
     pub fn max_intensity(mut self, flops_per_byte: f64) -> Self {
         self.max_intensity = Some(flops_per_byte);
         self

@@ -36,7 +36,7 @@ pub struct Ragged {
 }
 
 impl Ragged {
-    /// From the number of queries and of keys of each sequence (0 is ordinary). None where there aren't as many of both.
+    /// From the number of queries and of keys of each sequence (0 is ordinary). None where the lists differ in length.
     pub fn new(queries: &[usize], keys: &[usize]) -> Option<Ragged> {
         let bounds = |lengths: &[usize]| {
             let mut end = 0usize;
@@ -320,8 +320,8 @@ pub struct AttentionOptions {
     pub scale: Option<f64>,
     /// Whether a query sees only keys up to its own place.
     pub causal: bool,
-    /// With `causal`, only the last so many of these keys. At least as many as there are is as none given; with 0 no query
-    /// sees anything, and the output is 0.
+    /// How many of these keys a query sees, with `causal`: the last ones. A window that isn't smaller than the number of
+    /// keys has no effect; with 0 no query sees anything, and the output is 0.
     pub window: Option<usize>,
     /// Probability of dropping an attention weight; above 0 it takes the tape's next random counter.
     pub dropout: f64,

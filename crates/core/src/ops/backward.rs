@@ -91,8 +91,8 @@ impl<'a> Backward<'a> {
             }
         }
     }
-    /// Takes the gradient of the first output, which an op with one output always has. Where there is none, the pass fails,
-    /// whatever is done with the empty tensor that this is.
+    /// Takes the gradient of the first output, which an op with one output always has. If it is absent, this is an empty
+    /// tensor, and the pass fails whatever is done with it.
     pub fn grad0(&mut self) -> Tensor {
         self.grad(0).unwrap_or_else(|| {
             self.blame(|| "backward asks for the gradient of output 0, which has none; use `grad(0)`".into());

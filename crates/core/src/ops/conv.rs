@@ -223,9 +223,9 @@ impl Rule for Conv2d {
 /// Padding of a convolution over `D` dimensions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Padding<const D: usize> {
-    /// So many zeros on both sides of each dimension; all 0 is PyTorch's `valid`.
+    /// This number of zeros on both sides of each dimension; all 0 is PyTorch's `valid`.
     Zeros([usize; D]),
-    /// So many that the output has the input's size, the odd one behind; for stride 1.
+    /// The number with which the output has the input's size, the odd one behind; for stride 1.
     Same,
 }
 

@@ -4,8 +4,9 @@
 //! Of the ops with an index, `take_along_dim` and [`Var::index`] let -n..0 count from the end, as PyTorch's do; `gather`,
 //! `index_select`, `scatter_add`, `index_add` and `embedding` refuse them, as PyTorch's do.
 //! scatter_add: y = x, then y[.., index[.., i, ..], ..] += alpha source[.., i, ..]; dx = g, and the source's gradient is
-//! alpha times g gathered at the index, 0 where the source reaches beyond the index. Whatever meets in one place is put
-//! together first, in a workspace, and summed in f64 and rounded once, in the order of the index: the same on every run. Selecting and adding whole rows are the same ops with an
+//! alpha times g gathered at the index, 0 where the source reaches beyond the index. What meets in one place is put in
+//! order first, in a workspace. It is summed in the order of the index, 16 at a time in the arithmetic's dtype and these
+//! sums in f64, and rounded once: the same bits on every run. Selecting and adding whole rows are the same ops with an
 //! index that repeats (stride 0) in the other dimensions.
 
 use super::*;

@@ -129,9 +129,10 @@ pub enum Index<'a> {
     },
     /// A new dimension of size 1.
     NewAxis,
-    /// As many whole dimensions as are left.
+    /// All dimensions that no other index takes, whole.
     Ellipsis,
-    /// Positions (i64, i32), or a mask (bool) over as many dimensions as it has. A mask's elements are read on the host.
+    /// Positions (i64, i32), or a mask (bool) over the number of dimensions that it has. A mask's elements are read on
+    /// the host.
     Tensor(&'a Var),
 }
 

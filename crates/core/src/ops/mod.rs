@@ -42,7 +42,7 @@ impl Spec {
     pub fn is_empty(&self) -> bool {
         self.shape.contains(&0)
     }
-    /// Bytes of the elements (of an expanded view, as many as a copy would take).
+    /// Bytes of the elements (of an expanded view, those of a copy).
     pub fn bytes(&self) -> u64 {
         (self.len() as u64).saturating_mul(self.dtype.size() as u64)
     }
@@ -59,7 +59,8 @@ impl std::fmt::Display for Spec {
 pub struct Output {
     /// Shape and dtype.
     pub spec: Spec,
-    /// True for per-row statistics (mean, rstd, maximum and log of the sum): kept exactly, never marked, not handed to the user.
+    /// True for per-row statistics (mean, rstd, maximum and log of the sum): kept exactly, never marked, not handed to
+    /// the user.
     pub statistic: bool,
 }
 

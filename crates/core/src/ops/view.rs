@@ -35,7 +35,7 @@ macro_rules! is_view {
 /// The same elements with another shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reshape {
-    /// The new shape, of as many elements.
+    /// The new shape, with the same number of elements.
     pub shape: Shape,
 }
 

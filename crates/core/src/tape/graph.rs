@@ -50,7 +50,7 @@ impl Quantized {
         (self.q.storage_bytes() + self.scales.storage_bytes()) as u64
     }
 
-    /// Bytes that quantizing reads and writes; dequantizing as many.
+    /// Bytes that quantizing reads and writes; the same for dequantizing.
     pub fn traffic(&self) -> u64 {
         self.spec.bytes() + self.bytes()
     }
@@ -208,7 +208,7 @@ pub(crate) struct Graph {
     pub audited_behind_int8: HashSet<ValueKey>,
     pub rule_uses: Vec<u64>,
     pub stats: Stats,
-    /// What the tape is told, where that is to be run again.
+    /// The tape's calls, where they are to be run again.
     pub recording: Option<Recording>,
 }
 
@@ -236,7 +236,7 @@ impl Graph {
         }
     }
 
-    /// Notes what the tape was told, where that is to be run again.
+    /// Notes a call of the tape, where calls are to be run again.
     pub fn tell(&mut self, event: impl FnOnce(&Graph) -> Event) {
         if self.recording.is_some() {
             self.note_let_go();
@@ -289,7 +289,7 @@ impl Graph {
         Some(RandomStream { seed, counter: 1 << 63 | self.values[value].id })
     }
 
-    /// What a policy is told of a value, under this path.
+    /// What a policy sees of a value, under this path.
     pub fn site<'a>(&'a self, value: ValueKey, path: &'a str) -> Site<'a> {
         let (v, node) = (&self.values[value], &self.nodes[self.values[value].node]);
         Site {

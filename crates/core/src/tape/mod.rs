@@ -127,7 +127,7 @@ pub struct Stats {
     pub quantize_nanos: u64,
     /// Paths that were replayed, with counts.
     pub replayed_paths: BTreeMap<String, u64>,
-    /// Time per path, where the tape was told to profile.
+    /// Time per path, if the tape profiles.
     pub by_path: BTreeMap<String, PathTime>,
 }
 

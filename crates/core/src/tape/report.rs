@@ -384,7 +384,7 @@ impl Graph {
 mod tests {
     use crate::{DType, Mark, Result, Tape, Tensor, Var, meta};
 
-    /// Nodes that the ledger walks over, and FLOPs and depth of the last link's replay, for a chain of so many links.
+    /// Nodes that the ledger walks over, and FLOPs and depth of the last link's replay, for a chain of `links` links.
     fn walked(links: usize, link: fn(&Var, &Var) -> Result<Var>) -> (u64, u64, u64) {
         let device = meta();
         let tape = Tape::new(&device);

@@ -269,7 +269,7 @@ impl Graph {
         }
     }
 
-    /// Where the tape was told so, a value that int8 can't hold is from here on as if marked Keep; a pass reads it so.
+    /// Where the tape's options say so, a value that int8 can't hold is from here on as if marked Keep; a pass reads it so.
     pub fn keep_full(&mut self, value: ValueKey) -> bool {
         if self.options.non_finite == NonFinite::Error {
             return false;

@@ -1,6 +1,6 @@
 //! A forward pass that was recorded once and can be run again, with backward, under other marks.
 //!
-//! While a model runs on the meta device, all that its tape is told is noted: ops, handles that go, scopes, marks. Running
+//! While a model runs on the meta device, all calls of its tape are noted: ops, handles that go, scopes, marks. Running
 //! the trace tells another tape the same. So peak and replays come from the engine's own code, and the model's doesn't run.
 
 use super::graph::{Graph, MarkSource, Stored, Value, ValueKey};
@@ -14,7 +14,7 @@ use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::Weak;
 
-/// What a tape is told. Values go by their numbers, which a tape gives in the same order again.
+/// A call of a tape. Values go by their numbers, which a tape gives in the same order again.
 #[derive(Debug)]
 pub(crate) enum Event {
     Open(String),
@@ -258,8 +258,9 @@ impl Trace {
     /// Runs `forward` once on a tape of the meta device `device`, noting what it tells the tape, up to the loss that it
     /// returns. Where there is a `policy`, its marks count as given: a run's policy can't overrule them.
     ///
-    /// What `forward` leaves behind counts too: a value whose handle it has put away, or whose tensor, is held through backward.
-    /// Tensors that it makes count from there to when they are let go of, if they become leaves; others are no part of a trace.
+    /// What `forward` leaves behind counts too: a value whose handle it has put away, or whose tensor, is held through
+    /// backward. Tensors that it makes and that become leaves count from there until they are let go of. Other tensors
+    /// are no part of a trace.
     ///
     /// # Errors
     /// [`Error::DeviceMismatch`] on a device that computes, whatever `forward` returns, and [`Error::NoGradient`] where the

@@ -38,7 +38,7 @@ pub struct PlanCache<K> {
 }
 
 impl<K: Eq + Hash + Clone> PlanCache<K> {
-    /// An empty cache for a budget of so many bytes.
+    /// An empty cache for a budget of `budget` bytes.
     pub fn new(budget: u64, options: PlannerOptions) -> PlanCache<K> {
         PlanCache { budget, options, plans: HashMap::new() }
     }

@@ -74,7 +74,7 @@ impl CostModel {
         node.flops as f64 / self.flops_per_second + self.of_traffic(node.traffic)
     }
 
-    /// Seconds of reading and writing so many bytes.
+    /// Seconds of reading and writing `bytes` bytes.
     pub(super) fn of_traffic(&self, bytes: u64) -> f64 {
         bytes as f64 / self.bytes_per_second
     }

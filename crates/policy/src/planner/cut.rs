@@ -50,7 +50,7 @@ struct Weights {
 }
 
 impl<'a> Cut<'a> {
-    /// Counts what is live at `moment`, or where there is none all that is stored when forward ends.
+    /// Counts what is live at `moment`, or without one all that is stored when forward ends.
     pub fn new(graph: &'a Graph, moment: Option<Moment>, quantize: f64) -> Cut<'a> {
         let weights = graph.classes.iter().map(|class| {
             let mut sum = Weights { int8_allowed: true, ..Weights::default() };

@@ -68,7 +68,7 @@ pub struct Int8Use {
     pub sensitivity: Sensitivity,
 }
 
-/// The cheapest exact plan of a forward pass whose peak is at most so many bytes. A [`Planner`] gives many budgets' plans,
+/// The cheapest exact plan of a forward pass whose peak is at most `bytes` bytes. A [`Planner`] gives many budgets' plans,
 /// and int8; a [`PlanCache`] the plans of many shapes.
 ///
 /// # Errors

@@ -4,7 +4,7 @@
 //! never gets a slower plan. First come the solutions of minimum cuts, for what counts when forward ends and then for what
 //! counts at the moments at which those plans peak. Then gaps between neighbours on the front of the best are filled by
 //! plans that are the one for some blocks and the other for the rest, and plans on the front are changed value by value.
-//! All of it stops when the engine has run so many nodes.
+//! All of it stops when the engine has run a fixed number of nodes.
 
 use super::cut::Cut;
 use super::graph::{Choice, Draft, Graph};

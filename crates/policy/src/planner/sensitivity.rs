@@ -35,7 +35,7 @@ impl<'de> Deserialize<'de> for Sensitivity {
 
 impl Sensitivity {
     /// Measures it on a device that computes: `forward` is run there under every kind of int8 that `trace`, the same forward
-    /// pass, has room for. `tick` is told before each.
+    /// pass, has room for. `tick` is called before each.
     ///
     /// # Errors
     /// Those of `forward` and of backward.

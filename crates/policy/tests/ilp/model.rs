@@ -270,7 +270,7 @@ impl<'a> Model<'a> {
         Linear::constant(1.0).plus(-1.0, &self.recompute(item)).plus(-1.0, &self.int8(item))
     }
 
-    /// Replayed when so many stops have passed.
+    /// Replayed when `passed` stops have passed.
     fn replayed(&self, item: usize, passed: usize) -> Linear {
         match (passed, self.items[item].stop) {
             (0, _) => Linear::default(),
@@ -284,7 +284,7 @@ impl<'a> Model<'a> {
         self.replayed(item, self.stops.len())
     }
 
-    /// Dequantized for a replay when so many stops have passed, at the last of them by one of the first `consumers`.
+    /// Dequantized for a replay when `passed` stops have passed, at the last of them by one of the first `consumers`.
     fn dequantized(&self, item: usize, passed: usize, consumers: usize) -> Linear {
         let all = self.items[item].consumers.len();
         match (passed, consumers) {
@@ -359,7 +359,7 @@ impl<'a> Model<'a> {
         self.cost = cost;
     }
 
-    /// What is stored of an item when so many stops have passed, if it isn't read yet.
+    /// What is stored of an item when `passed` stops have passed, if it isn't read yet.
     fn stored(&self, item: usize, passed: usize) -> Linear {
         let (bytes, int8_bytes) = (self.items[item].bytes, self.items[item].int8_bytes.unwrap_or(0.0));
         let mut stored = Linear::default();
@@ -438,7 +438,8 @@ impl<'a> Model<'a> {
         self.rows.sort_by(|a, b| a.constant.total_cmp(&b.constant).then_with(|| a.terms.keys().cmp(b.terms.keys())));
     }
 
-    /// Items that aren't read yet at a place, and all int8 stores: what is there of them when so many stops have passed.
+    /// Items that aren't read yet at a place, and all int8 stores: what is there of them when `passed` stops have
+    /// passed.
     fn open_at(&self, passed: usize, place: Place, except: Option<usize>) -> Linear {
         let mut sum = Linear::default();
         for (i, item) in self.items.iter().enumerate().filter(|(i, _)| Some(*i) != except) {

@@ -5,7 +5,7 @@ use retape_core::{Kind, Mark, MemoryEvent, MemoryMeter, Phase, Trace};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// A place in backward: at a node, after so many of its events but replays'.
+/// A place in backward: at a node, after `events` of its events (replays don't count).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     pub node: u64,
