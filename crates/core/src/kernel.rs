@@ -501,6 +501,7 @@ pub enum Kernel<'a> {
     /// nothing: out 0, stats (-inf, 0). The mask `[batch, heads, Tq, Tk]` (repeated by stride 0) is added to the scaled
     /// scores, or, if it is bool, hides where false; -inf in it hides, too. A hidden pair of a query and a key counts for
     /// nothing, even where one of their rows isn't finite (CUDA: only beyond sequences and tensors, see docs/cuda.md).
+    /// `out`, and the gradients below, may be views with distinct elements.
     Attention {
         q: &'a Tensor,
         k: &'a Tensor,

@@ -205,21 +205,21 @@ impl<'a> Kernel<'a> {
             Kernel::AvgPool { x, out, .. } => operands![x: Read Float, out: Write Float],
             Kernel::AvgPoolGrad { g, out, .. } => operands![g: Read Float, out: Write Float],
             Kernel::Attention { q, k, v, mask, out, stats, .. } => operands![
-                q: Read Float, k: Read Float, v: Read Float, mask: Read BoolOrFloat, out: Write Float,
+                q: Read Float, k: Read Float, v: Read Float, mask: Read BoolOrFloat, out: WriteStrided Float,
                 stats: Write Statistic,
             ],
             Kernel::AttentionDelta { o, g, delta } => operands![o: Read Float, g: Read Float, delta: Write Statistic],
             Kernel::AttentionGradKv { q, k, v, mask, g, stats, delta, dk, dv, .. } => operands![
                 q: Read Float, k: Read Float, v: Read Float, mask: Read BoolOrFloat, g: Read Float,
-                stats: Read Statistic, delta: Read Statistic, dk: Write Float, dv: Write Float,
+                stats: Read Statistic, delta: Read Statistic, dk: WriteStrided Float, dv: WriteStrided Float,
             ],
             Kernel::AttentionGradQ { q, k, v, mask, g, stats, delta, dq, .. } => operands![
                 q: Read Float, k: Read Float, v: Read Float, mask: Read BoolOrFloat, g: Read Float,
-                stats: Read Statistic, delta: Read Statistic, dq: Write Float,
+                stats: Read Statistic, delta: Read Statistic, dq: WriteStrided Float,
             ],
             Kernel::AttentionGradMask { q, k, v, mask, g, stats, delta, dmask, .. } => operands![
                 q: Read Float, k: Read Float, v: Read Float, mask: Read BoolOrFloat, g: Read Float,
-                stats: Read Statistic, delta: Read Statistic, dmask: Write Float,
+                stats: Read Statistic, delta: Read Statistic, dmask: WriteStrided Float,
             ],
             Kernel::Quantize { x, q, scales, .. } => {
                 operands![x: Read Float, q: Write Exactly(DType::U8), scales: Write Statistic]
