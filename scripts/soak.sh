@@ -8,7 +8,7 @@ seconds=${RETAPE_FUZZ_SECONDS:-180}
 export RETAPE_CASES=$cases RETAPE_SEED=${RETAPE_SEED:-$RANDOM}
 cargo build --release --workspace --tests 2>/dev/null
 start=$(date +%s)
-cargo test --release -q -p retape-tests --test random_programs
+cargo test --release -q -p retape-tests --test random_programs --test gpt_curve
 echo "random programs: $cases graphs, each about 14 times on the CPU and in a dry run: $(($(date +%s) - start)) s"
 start=$(date +%s)
 RETAPE_CASES=$((cases / 30)) cargo test --release -q -p retape-tests --test planner
