@@ -130,8 +130,10 @@ DEVICE void cross_entropy(const CrossEntropy& p) {
         }
         const Class c = row_class(s, r);
         double loss = 0;
-        if (c.counts && c.at >= 0)
-            loss = double(C(s.keep)) * double(class_weight<C>(s, c.at)) * base.surprise_wide(x.get(c.at));
+        if (c.counts && c.at >= 0) {
+            const double share = double(C(s.keep)) * double(class_weight<C>(s, c.at));
+            if (share != 0) loss = share * base.surprise_wide(x.get(c.at));
+        }
         if (c.counts && (s.given || s.spread != 0)) {
             C rest = 0;
             each_pack<0>(team, s.plan, [&](int, int64_t i) {
@@ -252,7 +254,8 @@ DEVICE void cross_entropy_target_grad(const CrossEntropyGrad& p) {
             x.read(i, C(0), v);
             read_or(s.weight, i, s.plan, C(1), w);
 #pragma unroll
-            for (int j = 0; j < PACK; j++) v[j] = scale * w[j] * base.surprise(v[j]);
+            for (int j = 0; j < PACK; j++)  // no share of a class without weight would count
+                v[j] = C(s.keep) * w[j] == C(0) ? C(0) : scale * w[j] * base.surprise(v[j]);
             out.write(i, v);
         });
     }
@@ -303,7 +306,10 @@ DEVICE void cross_entropy_weight_grad(const CrossEntropyWeightGrad& p) {
     const Team team(blockDim.x, memory);
     double mean = 0;
     if (s.reduction == MEAN)
-        for (int64_t c = team.rank; c < s.plan.width; c += team.size) mean += double(class_weight<C>(s, c)) * p.sums[c];
+        for (int64_t c = team.rank; c < s.plan.width; c += team.size) {
+            const double weight = class_weight<C>(s, c);
+            if (weight != 0) mean += weight * p.sums[c];
+        }
     mean = team.sum(mean) / s.totals[0];
     for (int64_t c = team.rank; c < s.plan.width; c += team.size) {
         const double grad = p.counts[c] > 0 ? p.sums[c] - mean * p.counts[c] : p.sums[c];

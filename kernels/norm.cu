@@ -52,6 +52,10 @@ DEVICE void far_row(const LayerNorm& p, const Team& team, int64_t r) {
     }
 }
 
+// True where the mean's rounding counts beside the deviations; the forward pass has done such rows as far_row.
+template <class C>
+DEVICE bool is_far(C mean, C rstd) { return sizeof(C) == 4 && fabs(mean) * rstd > C(1e3); }
+
 // xhat = (x/2 + shift) factor: x - mean may overflow where xhat does not.
 template <class C>
 struct Centring {
@@ -116,6 +120,28 @@ struct LayerNormGrad {
     Tensor x, weight, mean, rstd, g, out;
 };
 
+// The gradient by a row that is far, all in f64, element by element.
+template <class C>
+DEVICE void far_row_grad(const LayerNormGrad& p, const Team& team, int64_t r, double rstd) {
+    const Row<C> x(p.x, r, p.plan), g(p.g, r, p.plan), out(p.out, r, p.plan);
+    const int64_t n = p.plan.width;
+    double mean = 0, e_mean = 0, ex_mean = 0;
+    for (int64_t i = team.rank; i < n; i += team.size) mean += double(x.get(i));
+    mean = team.sum(mean) / double(n);
+    const auto xhat = [&](int64_t i) { return (double(x.get(i)) - mean) * rstd; };
+    const auto e = [&](int64_t i) {
+        return double(g.get(i)) * (p.weight.present() ? double(Row<C>(p.weight, 0, p.plan).get(i)) : 1.0);
+    };
+    for (int64_t i = team.rank; i < n; i += team.size) {
+        e_mean += e(i);
+        ex_mean += xhat(i) * e(i);
+    }
+    e_mean = team.sum(e_mean) / double(n);
+    ex_mean = team.sum(ex_mean) / double(n);
+    for (int64_t i = team.rank; i < n; i += team.size)
+        store(p.out, out.start + i * out.stride, C(rstd * (e(i) - e_mean - xhat(i) * ex_mean)));
+}
+
 // In place of g: a thread writes only what it alone reads.
 template <class C, int KEPT>
 DEVICE void layer_norm_grad(const LayerNormGrad& p) {
@@ -124,6 +150,10 @@ DEVICE void layer_norm_grad(const LayerNormGrad& p) {
     for (int64_t r = team.first; r < p.plan.rows; r += team.step) {
         const Row<C> x(p.x, r, p.plan), g(p.g, r, p.plan), out(p.out, r, p.plan);
         const C mean = number<C>(p.mean, r), rstd = number<C>(p.rstd, r);
+        if (is_far(mean, rstd)) {
+            far_row_grad<C>(p, team, r, rstd);
+            continue;
+        }
         const Centring<C> centred(mean, rstd);
         C xhat[KEPT > 0 ? KEPT : 1][PACK], e[KEPT > 0 ? KEPT : 1][PACK];
         const auto read = [&](int k, int64_t i) {
@@ -168,8 +198,20 @@ struct LayerNormParamGrad {
     Tensor x, mean, rstd, g;
     double* parts;  // [pieces][2][width]: sums of g xhat, and of g
     int64_t piece, pieces;
+    int64_t together;        // rows that were normalised as one
     int32_t lanes, padding;  // threads that lie along a row, a power of 2
 };
+
+// The mean of the rows that were normalised with row `first` and as one, unrounded; each thread by itself.
+template <class C>
+DEVICE double wide_mean(const LayerNormParamGrad& p, int64_t first) {
+    double sum = 0;
+    for (int64_t r = first; r < first + p.together; r++) {
+        const Row<C> x(p.x, r, p.plan);
+        for (int64_t i = 0; i < p.plan.width; i++) sum += double(x.get(i));
+    }
+    return sum / (double(p.together) * double(p.plan.width));
+}
 
 // Shared memory: 2 PACK f64 for each thread.
 template <class C>
@@ -184,18 +226,27 @@ DEVICE void layer_norm_param_grad(const LayerNormParamGrad& p) {
         const int64_t end = (piece + 1) * p.piece < p.plan.rows ? (piece + 1) * p.piece : p.plan.rows;
         double dw_total[PACK], db_total[PACK];
         for (int j = 0; j < PACK; j++) dw_total[j] = db_total[j] = 0;
+        // The first of the far rows that were met last, and their mean.
+        int64_t far = -1;
+        double far_mean = 0;
         for (int64_t r = piece * p.piece + first; column < width && r < end;) {
             C dw[PACK], db[PACK];
             for (int j = 0; j < PACK; j++) dw[j] = db[j] = 0;
             for (int d = 0; d < DEPTH && r < end; d++, r += step) {
                 C x[PACK], g[PACK];
-                const C mean = number<C>(p.mean, r);
-                const Centring<C> centred(mean, number<C>(p.rstd, r));
+                const C mean = number<C>(p.mean, r), rstd = number<C>(p.rstd, r);
+                const Centring<C> centred(mean, rstd);
                 Row<C>(p.x, r, p.plan).read(column, mean, x);
                 Row<C>(p.g, r, p.plan).read(column, C(0), g);
+                const bool is_far_row = is_far(mean, rstd);
+                if (is_far_row && far != r / p.together * p.together) {
+                    far = r / p.together * p.together;
+                    far_mean = wide_mean<C>(p, far);
+                }
 #pragma unroll
                 for (int j = 0; j < PACK; j++) {
-                    dw[j] = fma(g[j], centred(x[j]), dw[j]);
+                    const C xhat = is_far_row ? C((double(x[j]) - far_mean) * double(rstd)) : centred(x[j]);
+                    dw[j] = fma(g[j], xhat, dw[j]);
                     db[j] += g[j];
                 }
             }

@@ -219,9 +219,10 @@ DEVICE bool is_held(double sum) { return sum >= 1e-290 && sum < INFINITY; }
 
 DEVICE double order(const ReduceRows& p) { return p.kind == NORM_2 ? 2.0 : p.parameter; }
 
-// (sum |x / most|^ord)^(1/ord): the norm relative to its leading magnitude.
+// (sum |x / most|^ord)^(1/ord): the norm relative to its leading magnitude; 1 where that isn't finite, and is the norm.
 template <class C>
 DEVICE double relative_norm(const ReduceRows& p, const Team& team, int64_t o, double most) {
+    if (!isfinite(most)) return 1;
     const double sum = fold_each<C>(p, team, o, 0, p.group, Relative<C>{most, order(p)}, Add(), 0.0);
     return finish(p.kind, p.parameter, sum);
 }
@@ -252,7 +253,7 @@ DEVICE void reduce_twice(const ReduceRows& p) {
             y = finish(p.kind, p.parameter, sum);
             if (!is_held(sum)) {
                 const double most = leading<C>(p, team, o);
-                y = most == 0 || !isfinite(most) ? most : most * relative_norm<C>(p, team, o, most);
+                y = most == 0 ? 0 : most * relative_norm<C>(p, team, o, most);
             }
         } else {
             const double mean = mean_of_group<C>(p, team, o), rest = fmax(p.group - p.parameter, 0.0);

@@ -72,21 +72,34 @@ DEVICE void product_grad(const ProductGrad& p) {
             x = i < p.length ? load<C>(p.x_line, x_at + p.x_line.offset(i)) : C(1);
             g = i < p.length && !p.whole ? load<C>(p.g_line, g_at + p.g_line.offset(i)) : C(0);
         };
-        // For this lane and those after it: of one element, x S = x (g + behind).
-        const auto suffix = [&](double x, double g) {
+        // S of this lane's element; of `behind`, from behind the tile, it makes what the tile gives to the one before.
+        const auto pass = [&](double x, double g, double& behind) {
+            // For this lane and those after it: of one element, x S = x (g + behind).
             Affine f{x, x * g};
             for (int step = 1; step < 32; step *= 2) {
                 const double a = __shfl_down_sync(FULL_WARP, f.a, step), b = __shfl_down_sync(FULL_WARP, f.b, step);
                 if (lane + step < 32) f = {f.a * a, f.a * b + f.b};
             }
-            return f;
+            if (__all_sync(FULL_WARP, isfinite(f.a) && isfinite(f.b))) {
+                const double a = __shfl_down_sync(FULL_WARP, f.a, 1), b = __shfl_down_sync(FULL_WARP, f.b, 1);
+                const double s = g + (lane < 31 ? a * behind + b : behind);
+                behind = __shfl_sync(FULL_WARP, f.a * behind + f.b, 0);
+                return s;
+            }
+            // Element by element: maps put together have inf 0 and inf - inf where one after the other has not.
+            double s = 0;
+            for (int k = 31; k >= 0; k--) {
+                const double next = __shfl_sync(FULL_WARP, g, k) + behind;
+                if (lane == k) s = next;
+                behind = __shfl_sync(FULL_WARP, x, k) * next;
+            }
+            return s;
         };
         double x, g, behind = p.whole ? double(load<C>(p.g_lines, g_at)) : 0;
         for (int64_t t = tiles - 1; t >= 0; t--) {
             if (lane == 0) p.carries[k * tiles + t] = behind;
             read(t * TILE + lane, x, g);
-            const Affine f = suffix(x, g);
-            behind = __shfl_sync(FULL_WARP, f.a * behind + f.b, 0);
+            pass(x, g, behind);
         }
         __syncwarp();
         double before = 1;
@@ -94,9 +107,7 @@ DEVICE void product_grad(const ProductGrad& p) {
             const int64_t i = t * TILE + lane;
             read(i, x, g);
             behind = p.carries[k * tiles + t];
-            const Affine f = suffix(x, g);
-            const double a = __shfl_down_sync(FULL_WARP, f.a, 1), b = __shfl_down_sync(FULL_WARP, f.b, 1);
-            const double s = g + (lane < 31 ? a * behind + b : behind);
+            const double s = pass(x, g, behind);
             double product = x;
             for (int step = 1; step < 32; step *= 2) {
                 const double other = __shfl_up_sync(FULL_WARP, product, step);

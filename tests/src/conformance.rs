@@ -202,7 +202,7 @@ const OVERFLOWS: &[&str] = &[
 /// Every sample with its first input, if that is floats, filled with large, saturated and tiny numbers. Two ops apart:
 /// attention, whose scores are products of two inputs (it has tests of its own), and pow, whose powers overflow.
 pub fn far_out_samples(dtype: DType) -> Vec<Sample> {
-    let lists: [&[f64]; 10] = [
+    let lists: [&[f64]; 12] = [
         &[1e19, -2e19, 3e19, 5e18, 7e18],
         &[1e-25, -2e-25, 3e-25, 5e-26],
         &[1e8],
@@ -213,6 +213,8 @@ pub fn far_out_samples(dtype: DType) -> Vec<Sample> {
         &[f32::MIN as f64],
         &[f64::NEG_INFINITY],
         &[6e4, -6e4, 5.9e4],
+        &[1e6, 1e6 + 1.0, 1e6 + 2.0, 1e6 + 3.0],
+        &[0.5, f64::INFINITY, -2.0],
     ];
     let most = if dtype == DType::F16 { 1e4 } else { 1e18 };
     let mut samples = Vec::new();

@@ -128,6 +128,12 @@ impl Layout {
         1 + self.shape.iter().zip(&self.strides).map(|(&n, &s)| (n - 1) * s).sum::<usize>()
     }
 
+    /// How many neighbours in row-major order are one element: the last dimensions that repeat.
+    pub fn repeats(&self) -> usize {
+        let dims = self.shape.iter().zip(&self.strides).rev();
+        dims.take_while(|&(&n, &stride)| n == 1 || stride == 0).map(|(&n, _)| n).product()
+    }
+
     /// The view with another shape of the same number of elements, where no copy is needed.
     pub fn reshape(&self, shape: &[usize]) -> Result<Option<Layout>> {
         if element_count(shape)? != self.len() {

@@ -152,9 +152,12 @@ fn leading<T: Float>(x: &Group<'_, T>, ord: f64) -> f64 {
     }
 }
 
-/// (sum |x / most|^ord)^(1/ord): the norm relative to the leading magnitude.
+/// (sum |x / most|^ord)^(1/ord): the norm relative to the leading magnitude; 1 where that isn't finite, and is the norm.
 #[inline(always)]
 fn relative_norm<T: Float>(x: &Group<'_, T>, ord: f64, most: f64) -> f64 {
+    if !most.is_finite() {
+        return 1.0;
+    }
     if ord == 2.0 {
         return x
             .sum(
@@ -174,7 +177,7 @@ fn relative_norm<T: Float>(x: &Group<'_, T>, ord: f64, most: f64) -> f64 {
 #[cold]
 fn far_norm<T: Float>(x: &Group<'_, T>, ord: f64) -> f64 {
     let most = leading(x, ord);
-    if most == 0.0 || !most.is_finite() { most } else { most * relative_norm(x, ord, most) }
+    if most == 0.0 { 0.0 } else { most * relative_norm(x, ord, most) }
 }
 
 /// out = f over the dimensions where out has size 1 and x has not, for the functions that need more than one pass or f64.

@@ -226,7 +226,10 @@ impl<T: Float> Terms<T> {
     fn loss(&self, r: usize, base: Base<T>) -> f64 {
         let Ok(class) = self.class(r) else { return 0.0 };
         let (x, base) = (self.x.row(r), base.finite());
-        let own = class.map_or(0.0, |t| self.keep.wide() * self.of_class(t).wide() * base.surprise_wide(x.get(t)));
+        let own = class.map_or(0.0, |t| {
+            let share = self.keep.wide() * self.of_class(t).wide();
+            if share == 0.0 { 0.0 } else { share * base.surprise_wide(x.get(t)) }
+        });
         if class.is_some() && self.spread == T::ZERO {
             return own;
         }
@@ -364,7 +367,9 @@ pub(crate) fn target_grad(exec: &Exec, scores: Scores<'_>, stats: &Tensor, g: &T
             let base = Base::read(&stats, r).finite();
             for i in (0..o.len()).step_by(BLOCK) {
                 let (v, w) = (x.load::<BLOCK>(i, T::ZERO), terms.weights(i));
-                o.store(i, lanes!(j => scale * w[j] * base.surprise(v[j])));
+                // No share of these would count.
+                let none = lanes!(j => terms.keep * w[j] == T::ZERO);
+                o.store(i, lanes!(j => if none[j] { T::ZERO } else { scale * w[j] * base.surprise(v[j]) }));
             }
         });
     });
@@ -403,7 +408,8 @@ pub(crate) fn weight_grad(scores: Scores<'_>, stats: Option<&Tensor>, g: &Tensor
         let strips = || (0..classes).step_by(STRIP).map(|first| (first, classes.min(first + STRIP)));
         let weighed = |(first, end): (usize, usize)| {
             let (sums, _) = strip(first, end);
-            (first..end).map(|c| terms.of_class(c).wide() * sums[c - first]).sum::<f64>()
+            let counts = (first..end).filter(|&c| terms.of_class(c) != T::ZERO);
+            counts.map(|c| terms.of_class(c).wide() * sums[c - first]).sum::<f64>()
         };
         let mean: f64 = match scores.spec.reduction {
             LossReduction::Mean => strips().map(weighed).sum::<f64>() / terms.count,

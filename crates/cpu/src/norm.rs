@@ -11,6 +11,7 @@ use crate::math::{DEPTH, Float, sum_blocks, sums_of_blocks};
 use crate::softmax::for_each_row;
 use crate::view::{BLOCK, Rows, Span, for_float, lanes};
 use retape_core::{Result, Tensor};
+use std::ops::Range;
 
 /// Columns of one task of the parameters' gradients; the most pieces that rows are cut into, and fewest rows of one.
 const COLUMNS: usize = 256;
@@ -86,6 +87,49 @@ impl FarRow {
             let (w, b) = (weight.map_or(1.0, |w| w.get(i).wide()), bias.map_or(0.0, |b| b.get(i).wide()));
             out.set(i, T::of(xhat.mul_add(w, b)));
         }
+    }
+}
+
+/// True where the mean's rounding counts beside the deviations; [`layer_norm`] has done such rows as [`FarRow`]s.
+#[inline(always)]
+fn is_far<T: Float>(mean: T, rstd: T) -> bool {
+    size_of::<T>() == 4 && mean.magnitude() * rstd > T::of(1e3)
+}
+
+/// The mean of these rows, unrounded.
+#[cold]
+#[inline(never)]
+fn wide_mean<T: Float>(xs: &Rows<T>, rows: Range<usize>) -> f64 {
+    let n = rows.len() * xs.width;
+    let sum = |x: Span<T>| (0..x.len()).map(|i| x.get(i).wide()).sum::<f64>();
+    rows.map(|r| sum(xs.row(r))).sum::<f64>() / n as f64
+}
+
+/// The gradient by a row that is far, all in f64.
+#[cold]
+#[inline(never)]
+fn far_grad<T: Float>(x: Span<T>, weight: Option<Span<T>>, (mean, rstd): (f64, f64), g: Span<T>, out: Span<T>) {
+    let n = x.len() as f64;
+    let xhat_and_e = |i: usize| {
+        let e = g.get(i).wide() * weight.map_or(1.0, |w| w.get(i).wide());
+        ((x.get(i).wide() - mean) * rstd, e)
+    };
+    let e_mean = (0..x.len()).map(|i| xhat_and_e(i).1).sum::<f64>() / n;
+    let ex_mean = (0..x.len()).map(xhat_and_e).map(|(xhat, e)| xhat * e).sum::<f64>() / n;
+    for i in 0..x.len() {
+        let (xhat, e) = xhat_and_e(i);
+        out.set(i, T::of(rstd * (e - e_mean - xhat * ex_mean)));
+    }
+}
+
+/// Adds g xhat and g of a row that is far to the sums, from column `first`.
+#[cold]
+#[inline(never)]
+fn add_far<T: Float>(x: Span<T>, g: Span<T>, (mean, rstd): (f64, f64), first: usize, [dw, db]: [&mut [T]; 2]) {
+    for (i, (dw, db)) in (first..x.len()).zip(dw.iter_mut().zip(db)) {
+        let xhat = T::of((x.get(i).wide() - mean) * rstd);
+        *dw = Float::mul_add(g.get(i), xhat, *dw);
+        *db += g.get(i);
     }
 }
 
@@ -185,6 +229,9 @@ pub(crate) fn layer_norm_grad(
         for_each_row::<T>(exec, xs.count, xs.width, 4, #[inline(always)] |r| {
             let (x, g, o) = (xs.row(r), gs.row(r), outs.row(r));
             let (mean, rstd) = (means.as_ref().map_or(T::ZERO, |m| m.at(r)), rstds.at(r));
+            if is_far(mean, rstd) {
+                return far_grad(x, weight, (wide_mean(&xs, r..r + 1), rstd.wide()), g, o);
+            }
             let [e_sum, ex_sum] = sums_of_blocks(x.len(), #[inline(always)] |i| {
                 let (xhat, e) = xhat_and_e(x, g, weight, (mean, rstd), i);
                 [e, lanes!(j => xhat[j] * e[j])]
@@ -215,6 +262,8 @@ pub(crate) fn layer_norm_param_grad(
         let (xs, gs) = (Rows::<T>::of(x), Rows::<T>::of(g));
         let (means, rstds) = (mean.map(Stat::<T>::of), Stat::<T>::of(rstd));
         let (rows, n) = (xs.count, xs.width);
+        // Rows that were normalised as one.
+        let together = mean.map_or(1, |mean| mean.layout().repeats());
         let strips = n.div_ceil(COLUMNS);
         let piece = if strips >= 16 { rows } else { rows.div_ceil(PIECES).next_multiple_of(ROWS) };
         let pieces = rows.div_ceil(piece.max(1)).max(1);
@@ -234,12 +283,24 @@ pub(crate) fn layer_norm_param_grad(
             let (first, end) = (strip * COLUMNS, n.min((strip + 1) * COLUMNS));
             let (from, to) = (p * piece, rows.min((p + 1) * piece));
             let mut totals = [[0f64; COLUMNS]; 2];
+            // The far rows that were met last, and their mean.
+            let mut far = (0..0, 0.0);
             for from in (from..to).step_by(DEPTH) {
                 let mut sums = [[[T::ZERO; BLOCK]; COLUMNS / BLOCK]; 2];
                 let [dw, db] = &mut sums;
                 for r in from..to.min(from + DEPTH) {
                     let (x, g, rstd) = (xs.row(r), gs.row(r), rstds.at(r));
-                    let by = centring(means.as_ref().map_or(T::ZERO, |m| m.at(r)), rstd);
+                    let mean = means.as_ref().map_or(T::ZERO, |m| m.at(r));
+                    if is_far(mean, rstd) {
+                        if !far.0.contains(&r) {
+                            let start = r / together * together;
+                            far = (start..start + together, wide_mean(&xs, start..start + together));
+                        }
+                        let sums = [dw.as_flattened_mut(), db.as_flattened_mut()];
+                        add_far(x, g, (far.1, rstd.wide()), first, sums);
+                        continue;
+                    }
+                    let by = centring(mean, rstd);
                     for ((dw, db), i) in dw.iter_mut().zip(db.iter_mut()).zip((first..end).step_by(BLOCK)) {
                         let (v, d) = (x.load::<BLOCK>(i, T::ZERO), g.load::<BLOCK>(i, T::ZERO));
                         for j in 0..BLOCK {

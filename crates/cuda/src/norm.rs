@@ -55,6 +55,7 @@ struct LayerNormParamGrad {
     parts: u64,
     piece: i64,
     pieces: i64,
+    together: i64,
     lanes: i32,
     padding: i32,
 }
@@ -129,14 +130,18 @@ pub(crate) fn layer_norm_param_grad(
     let workspace = gpu.workspace(pieces * 2 * width * 8)?;
     let parts = workspace.address() as u64;
     let (mean, rstd) = (numbers(gpu, name, normed.mean)?, numbers(gpu, name, Some(normed.rstd))?);
-    let (piece, lanes) = (piece as i64, lanes as i32);
-    let p = LayerNormParamGrad { plan, x, mean, rstd, g, parts, piece, pieces: pieces as i64, lanes, padding: 0 };
+    let together = normed.mean.map_or(1, |mean| mean.layout().repeats()) as i64;
+    let (piece, pieces, lanes) = (piece as i64, pieces as i64, lanes as i32);
+    let p = LayerNormParamGrad { plan, x, mean, rstd, g, parts, piece, pieces, together, lanes, padding: 0 };
     let kernel = kernel_for(name, normed.x);
     let shared = (THREADS * 2 * PACK * 8) as u32;
-    gpu.launch(Launch { kernel: &kernel, grid: blocks(strips * pieces, 1), block: THREADS as u32, shared }, &p)?;
+    gpu.launch(
+        Launch { kernel: &kernel, grid: blocks(strips * pieces as usize, 1), block: THREADS as u32, shared },
+        &p,
+    )?;
     let (dweight, dbias) = (numbers(gpu, name, dweight)?, numbers(gpu, name, dbias)?);
     let kernel = kernel_for("layer_norm_param_sum", normed.x);
     let launch =
         Launch { kernel: &kernel, grid: blocks(2 * width, 32), block: THREADS as u32, shared: (THREADS * 8) as u32 };
-    gpu.launch(launch, &LayerNormParamSum { dweight, dbias, parts, width: width as i64, pieces: pieces as i64 })
+    gpu.launch(launch, &LayerNormParamSum { dweight, dbias, parts, width: width as i64, pieces })
 }

@@ -140,3 +140,40 @@ fn far_from_one() {
         }
     }
 }
+
+/// Gradients by rows whose mean f32 rounds, by a warp and by a block, and by rows that were normalised as one.
+#[test]
+fn gradients_far_from_0() {
+    for (rows, n) in [(3, 5), (130, 40), (2, 4104), (2, 8200)] {
+        let far = |i: usize| [1e6, -1e7, 0.0][i / n % 3] + [0.0, 1.0, 1.0, 3.0, 2.0, 4.0, 0.0][(i + i / 7) % 7];
+        let values: Vec<f64> = (0..rows * n).map(far).collect();
+        let x = Twin::of(&[rows, n], &values, DType::F32);
+        let g = Twin::random(Lie::Plain, &[rows, n], 2, DType::F32);
+        let weight = Twin::random(Lie::Plain, &[n], 3, DType::F32);
+        compare(&format!("{rows} rows of {n} far from 0"), DType::F32, 2000.0, &[&x, &g, &weight], |side| {
+            let [x, g, w] = [0, 1, 2].map(|i| side.input(i));
+            let (out, mean, rstd, dx, dw) =
+                (side.out(&[rows, n]), side.stat(&[rows]), side.stat(&[rows]), side.out(&[rows, n]), side.out(&[n]));
+            let (weight, mean, rstd) = (Some(w), Some(&mean), &rstd);
+            side.run(Kernel::LayerNorm { x, weight, bias: None, eps: 1e-5, out: &out, mean, rstd });
+            side.run(Kernel::LayerNormGrad { x, weight, mean, rstd, g, out: &dx });
+            side.run(Kernel::LayerNormParamGrad { x, mean, rstd, g, dweight: Some(&dw), dbias: None });
+            // The same rows cut in parts of 1 or of 4, whose columns share a weight.
+            let part = if n % 4 == 0 { 4 } else { 1 };
+            let cut = |t: &retape_core::Tensor| t.view_as(&[rows, n / part, part]).unwrap().unwrap();
+            let repeated =
+                |t: &retape_core::Tensor| t.view_as(&[rows, 1]).unwrap().unwrap().expand(&[rows, n / part]).unwrap();
+            let (cut_x, cut_g, dw_part) = (cut(x), cut(g), side.out(&[part]));
+            let (mean, rstd) = (mean.map(repeated), repeated(rstd));
+            side.run(Kernel::LayerNormParamGrad {
+                x: &cut_x,
+                mean: mean.as_ref(),
+                rstd: &rstd,
+                g: &cut_g,
+                dweight: Some(&dw_part),
+                dbias: None,
+            });
+            vec![out, dx, dw, dw_part]
+        });
+    }
+}

@@ -178,6 +178,38 @@ fn gradients() {
     }
 }
 
+/// Norms with an infinite element, and products with several, by a warp.
+#[test]
+fn gradients_with_infinite_elements() {
+    let infinity = f64::INFINITY;
+    for (dtype, n) in FLOATS.into_iter().flat_map(|d| [(d, 4), (d, 33), (d, 70)]) {
+        let mut values: Vec<f64> = numbers(8, 3 * n).iter().map(|v| v + 2.5).collect();
+        (values[1], values[2 * n], values[2 * n + 2]) = (infinity, infinity, -infinity);
+        values[n + 3] = -infinity;
+        let x = Twin::of(&[3, n], &values, dtype);
+        let g = Twin::random(Lie::Plain, &[3, 1], 9, dtype);
+        let each = Twin::random(Lie::Plain, &[3, n], 10, dtype);
+        for ord in [0.5, 1.0, 1.5, 2.0, 3.0, -1.0] {
+            compare(&format!("norm {ord} of {n} with infinity"), dtype, 256.0, &[&x, &g], |side| {
+                let (f, x, g) = (Reduce::Norm { ord }, side.input(0), side.input(1));
+                let (norm, y, out) = (side.out(&[3, 1]), side.out(&[3, 1]), side.out(&[3, n]));
+                side.run(Kernel::Reduce { f, x, out: &norm });
+                side.run(Kernel::Reduce { f: f.in_grad(), x, out: &y });
+                side.run(Kernel::ReduceGrad { f, x, y: &y, g, out: &out });
+                vec![norm, out]
+            });
+        }
+        compare(&format!("products of {n} with infinity"), dtype, 256.0, &[&x, &g, &each], |side| {
+            let (x, y) = (side.input(0), side.out(&[3, 1]));
+            let (whole, running) = (side.out(&[3, n]), side.out(&[3, n]));
+            side.run(Kernel::Reduce { f: Reduce::Prod, x, out: &y });
+            side.run(Kernel::ReduceGrad { f: Reduce::Prod, x, y: &y, g: side.input(1), out: &whole });
+            side.run(Kernel::CumprodGrad { x, g: side.input(2), dim: 1, out: &running });
+            vec![whole, running]
+        });
+    }
+}
+
 /// The CPU's test of sums of equal addends, of fewer.
 #[test]
 fn the_error_of_a_sum_does_not_grow_with_its_length() {

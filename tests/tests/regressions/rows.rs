@@ -23,7 +23,7 @@ fn run(shape: &[usize], x: &[f64], dtype: DType, f: impl Fn(&Var) -> Result<Var>
 
 fn close(what: &str, actual: &[f64], expected: &[f64], tolerance: f64) {
     assert_eq!(actual.len(), expected.len(), "{what}");
-    let near = |(a, e): (&f64, &f64)| a == e || (a - e).abs() <= tolerance;
+    let near = |(a, e): (&f64, &f64)| a == e || a.is_nan() && e.is_nan() || (a - e).abs() <= tolerance;
     assert!(actual.iter().zip(expected).all(near), "{what}: {actual:?}, should be {expected:?}");
 }
 
@@ -200,5 +200,121 @@ fn binary_cross_entropy_of_sure_logits() {
         for (a, e) in dx.iter().zip(expected) {
             assert!((a - e).abs() <= 0.01 * e.abs() + least, "{dtype}, {weighted}: {dx:?}, should be {expected:?}");
         }
+    }
+}
+
+/// The gradients by x and by the weight of n numbers a row, by their definition; weight number i is that of element
+/// i / places.
+fn norm_gradients(x: &[f64], w: &[f64], g: &[f64], n: usize, places: usize) -> (Vec<f64>, Vec<f64>) {
+    let (mut dx, mut dw) = (Vec::new(), vec![0.0; w.len()]);
+    for (row, (x, g)) in x.chunks(n).zip(g.chunks(n)).enumerate() {
+        let mean = |of: &dyn Fn(usize) -> f64| (0..n).map(of).sum::<f64>() / n as f64;
+        let centre = mean(&|i| x[i] - x[0]) + x[0];
+        let rstd = 1.0 / (mean(&|i| (x[i] - centre).powi(2)) + 1e-5).sqrt();
+        let channel = |i: usize| (row * n + i) / places % w.len();
+        let (xhat, e) = (|i: usize| (x[i] - centre) * rstd, |i: usize| g[i] * w[channel(i)]);
+        let (e_mean, ex_mean) = (mean(&e), mean(&|i| e(i) * xhat(i)));
+        dx.extend((0..n).map(|i| rstd * (e(i) - e_mean - xhat(i) * ex_mean)));
+        (0..n).for_each(|i| dw[channel(i)] += g[i] * xhat(i));
+    }
+    (dx, dw)
+}
+
+/// A row's gradients are those of its deviations, however far it lies from 0: the mean isn't rounded to f32 first.
+#[test]
+fn gradients_of_norms_far_from_0() {
+    let device = retape_cpu::device();
+    // Shape, groups of channels (none: layer norm), numbers a row, and numbers a weight.
+    let cases: [(&[usize], usize, usize, usize); 6] = [
+        (&[2, 3], 0, 3, 1),
+        (&[130, 300], 0, 300, 1),
+        (&[3, 4], 2, 2, 1),
+        (&[3, 2, 3], 1, 6, 3),
+        (&[3, 4, 150], 2, 300, 150),
+        (&[3, 600, 3], 2, 900, 3),
+    ];
+    for (shape, groups, n, places) in cases {
+        let len: usize = shape.iter().product();
+        let far = |i: usize| [1e6, -1e7, 0.0][i / n % 3] + [0.0, 1.0, 1.0, 3.0, 2.0, 4.0, 0.0][(i + i / 7) % 7];
+        let x: Vec<f64> = (0..len).map(far).collect();
+        let g: Vec<f64> = (0..len).map(|i| (i * 5 % 11) as f64 / 8.0 - 0.5).collect();
+        let w: Vec<f64> = (0..if groups == 0 { n } else { shape[1] }).map(|c| 0.5 + (c % 4) as f64 / 4.0).collect();
+        let tape = Tape::new(&device);
+        let leaf = |shape: &[usize], v: &[f64]| tape.leaf(&floats(&device, shape, v, DType::F32)).unwrap();
+        let (xs, ws) = (leaf(shape, &x), leaf(&[w.len()], &w));
+        let y = if groups == 0 {
+            xs.layer_norm(Some(&ws), None, 1e-5)
+        } else {
+            xs.group_norm(groups, Some(&ws), None, 1e-5)
+        };
+        let g_tensor = floats(&device, shape, &g, DType::F32);
+        let gradients = tape.backward_from(&[(&y.unwrap(), &g_tensor)], false).unwrap();
+        let of = |v: &Var| gradients.of(v).unwrap().to_f64_vec().unwrap();
+        let (dx, dw) = norm_gradients(&x, &w, &g, n, places);
+        close(&format!("dx of {shape:?}"), &of(&xs), &dx, 2e-5);
+        close(&format!("dw of {shape:?}"), &of(&ws), &dw, 2e-5 * (len / w.len()) as f64);
+    }
+}
+
+/// Beside an infinite element others don't count: the norm's slope by these is 0, and that by itself is NaN.
+#[test]
+fn norms_with_an_infinite_element() {
+    for dtype in FLOATS {
+        let run = |x: &[f64; 4], ord: f64| run(&[4], x, dtype, |x| x.vector_norm(ord, &[], false));
+        for ord in [1.5, 2.0, 3.0] {
+            for infinite in [INF, -INF] {
+                let (y, dx) = run(&[1.0, infinite, -2.0, 0.0], ord);
+                close(&format!("norm {ord} in {dtype}"), &y, &[INF], 0.0);
+                close(&format!("norm {ord} in {dtype}"), &dx, &[0.0, f64::NAN, 0.0, 0.0], 0.0);
+            }
+        }
+        // sign(x) |x|^(ord - 1) y^(1 - ord)
+        let (y, dx) = run(&[1.0, INF, -2.0, 0.0], 0.5);
+        close(&format!("norm 1/2 in {dtype}"), &y, &[INF], 0.0);
+        close(&format!("norm 1/2 in {dtype}"), &dx, &[INF, f64::NAN, -INF, 0.0], 0.0);
+        let (y, dx) = run(&[1.0, INF, -2.0, INF], -1.0);
+        close(&format!("norm -1 in {dtype}"), &y, &[2.0 / 3.0], 4e-3);
+        close(&format!("norm -1 in {dtype}"), &dx, &[4.0 / 9.0, 0.0, -1.0 / 9.0, 0.0], 4e-3);
+        let (_, dx) = run(&[1.0, f64::NAN, -2.0, 0.5], 2.0);
+        close(&format!("norm 2 in {dtype}"), &dx, &[f64::NAN; 4], 0.0);
+    }
+}
+
+/// A class without a share costs nothing, were its chance 0; nor has its target a gradient.
+#[test]
+fn masked_classes_without_weight() {
+    let (x, weight, ln2) = ([0.0, -INF, 0.0], [1.0, 0.0, 2.0], 2f64.ln());
+    for dtype in FLOATS {
+        let constant = |x: &Var, v: &[f64]| x.tape().constant(&floats(&x.tape().device(), &[v.len()], v, dtype));
+        let weighted = |spec| {
+            run(&[1, 3], &x, dtype, move |x| {
+                x.cross_entropy_with(&targets(x, &[1]), Some(&constant(x, &weight)?), 1, spec)
+            })
+        };
+        let (loss, dx) = weighted(EACH);
+        close(&format!("{dtype}, no share"), &loss, &[0.0], 0.0);
+        close(&format!("{dtype}, no share"), &dx, &[0.0; 3], 0.0);
+        // All is spread: (1 + 2) / 3 of ln 2; the softmax 1/2 times this mass, less each share.
+        let (loss, dx) = weighted(CrossEntropySpec { smoothing: 1.0, ..EACH });
+        close(&format!("{dtype}, all spread"), &loss, &[ln2], 4e-3);
+        close(&format!("{dtype}, all spread"), &dx, &[0.5 - 1.0 / 3.0, 0.0, 0.5 - 2.0 / 3.0], 1e-3);
+        let (loss, dp) = run(&[1, 3], &[0.5, 0.5, 0.0], dtype, |p| {
+            let x = constant(p, &x)?.reshape(&[1, 3])?;
+            x.cross_entropy_with(p, Some(&constant(p, &weight)?), 1, EACH)
+        });
+        close(&format!("{dtype}, distributions"), &loss, &[ln2 / 2.0], 4e-3);
+        close(&format!("{dtype}, distributions"), &dp, &[ln2, 0.0, 2.0 * ln2], 4e-3);
+        let (loss, dw) = run(&[3], &weight, dtype, |w| {
+            let x = constant(w, &[x, x].concat())?.reshape(&[2, 3])?;
+            let mean = CrossEntropySpec { reduction: LossReduction::Mean, ..EACH };
+            x.cross_entropy_with(&targets(w, &[1, 0]), Some(w), 1, mean)
+        });
+        // s_c / count, less the mean for each row of the class.
+        close(&format!("{dtype}, weights"), &loss, &[ln2], 4e-3);
+        close(&format!("{dtype}, weights"), &dw, &[0.0, INF, 0.0], 1e-6);
+        let (loss, dx) =
+            run(&[1, 3], &x, dtype, |x| x.nll_loss(&targets(x, &[1]), Some(&constant(x, &weight)?), 1, EACH));
+        close(&format!("{dtype}, log-probabilities"), &loss, &[0.0], 0.0);
+        close(&format!("{dtype}, log-probabilities"), &dx, &[0.0; 3], 0.0);
     }
 }

@@ -212,6 +212,7 @@ impl Rule for CrossEntropy {
         let far = |values: &[f64]| SampleInput::floats(&[values.len() / 4, 4], values);
         // No share where a logit is -inf.
         let shares = [0.5, 0.0, 0.5, 0.0, 0.0, 0.0, 1.0, 0.0, 0.25, 0.0, 0.5, 0.25, 0.75, 0.25, 0.0, 0.0];
+        let unweighted = SampleInput::floats(&[4], &[1.0, 0.0, 0.5, 0.0]);
         for smoothing in [0.0, 0.25] {
             let (each, weighted) = (op(None, smoothing, 1, false), op(None, smoothing, 1, true));
             samples.extend([
@@ -223,6 +224,16 @@ impl Rule for CrossEntropy {
         samples.extend([
             Sample::kink("masked classes", op(None, 0.0, 1, false), [far(&masked), t(&[4], &[2, 2, 0, 1])]),
             Sample::kink("masked classes, distributions", op(None, 0.0, 1, false), [far(&masked), far(&shares)]),
+            Sample::kink(
+                "masked classes without weight",
+                op(Mean, 0.0, 1, true),
+                [far(&[0.5, inf, -1.0, inf, 1.0, 0.0, inf, 2.0]), t(&[2], &[1, 0]), unweighted.clone()],
+            ),
+            Sample::kink(
+                "masked distributions without weight",
+                op(Mean, 0.5, 1, true),
+                [far(&hidden[..4]), p(5, &[1, 4]), unweighted],
+            ),
             Sample::kink("nothing but masked", op(None, 0.0, 1, false), [far(&hidden), t(&[2], &[0, 3])]),
         ]);
         for reduction in [None, Sum, Mean] {

@@ -206,6 +206,11 @@ impl Rule for GroupNorm {
                 GroupNorm { eps: 0.0, ..op(1) },
                 [far(&[1e-25, 3e-25, -2e-25, 0.0]), x(20, &[2]), x(21, &[2])],
             ),
+            Sample::kink(
+                "far from 0",
+                op(1),
+                [far(&[1e6, 1e6 + 1.0, 1e6 + 2.0, 1e6 + 2.0625]), x(20, &[2]), x(21, &[2])],
+            ),
             Sample::kink("constant", op(1), [SampleInput::floats(&[1, 2, 2], &[3.0; 4]), x(20, &[2]), x(21, &[2])]),
         ]
     }

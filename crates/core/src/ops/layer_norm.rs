@@ -132,6 +132,8 @@ impl Rule for LayerNorm {
         let constant = SampleInput::floats(&[2, 4], &[3.0; 8]);
         let far = |values: &[f64]| SampleInput::floats(&[values.len() / 4, 4], values);
         let tiny = far(&[1e-25, 3e-25, -2e-25, 0.0, 1e-20, -1e-20, 3e-20, 2e-20]);
+        // Their means round to what is no mean.
+        let around = [1e6, 1e6 + 1.0, 1e6 + 2.0, 1e6 + 2.0625, -1e7, -1e7 - 1.0, -1e7, -1e7];
         vec![
             s("ordinary", x(1, &[3, 5])),
             s("rank 1", x(2, &[7])),
@@ -152,6 +154,7 @@ impl Rule for LayerNorm {
             ),
             Sample::kink("ends of f32", full, [far(&[3e38, -3e38, -3e38, 1.0]), x(20, &[4]), x(21, &[4])]),
             Sample::kink("f16's largest", full, [far(&[6e4, 6e4, -6e4, 5e4]), x(20, &[4]), x(21, &[4])]),
+            Sample::kink("far from 0", full, [far(&around), x(20, &[4]), x(21, &[4])]),
             Sample::kink("tiny, eps 0", LayerNorm { eps: 0.0, ..full }, [tiny, x(20, &[4]), x(21, &[4])]),
         ]
     }
