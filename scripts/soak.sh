@@ -47,7 +47,7 @@ if cargo +nightly miri --version >/dev/null 2>&1; then
     "${miri[@]}" -p retape-core
     "${miri[@]}" -p retape-policy --lib --test rules -- --skip long_patterns
     "${miri[@]}" -p retape-cpu --lib -- --skip f32_functions_are_accurate
-    "${miri[@]}" -p retape-tests --test interpreted
+    "${miri[@]}" -p retape-tests --test interpreted -- --nocapture
     echo "Miri: no report: $(($(date +%s) - start)) s"
 else
     echo "Miri: not run, it needs rustup component add miri rust-src --toolchain nightly"
