@@ -278,7 +278,9 @@ DEVICE void layer_norm_param_grad(const LayerNormParamGrad& p) {
     }
 }
 // Blocks of 256 threads, of which two fit.
-KERNEL __launch_bounds__(256, 2) layer_norm_param_grad_f32(const LayerNormParamGrad p) { layer_norm_param_grad<float>(p); }
+KERNEL __launch_bounds__(256, 2) layer_norm_param_grad_f32(const LayerNormParamGrad p) {
+    layer_norm_param_grad<float>(p);
+}
 KERNEL layer_norm_param_grad_f64(const LayerNormParamGrad p) { layer_norm_param_grad<double>(p); }
 
 struct LayerNormParamSum {
