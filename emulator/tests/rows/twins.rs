@@ -166,9 +166,12 @@ impl Side {
         Tensor::full(&self.device, shape, dtype, f64::NAN).unwrap()
     }
 
-    /// A contiguous copy of an input, to be written over.
+    /// A contiguous copy of an input, to be written over, also by its views.
     pub fn copy_of(&self, i: usize) -> Tensor {
-        self.inputs[i].copy(Kind::Input).unwrap()
+        let x = &self.inputs[i];
+        let out = self.filled(x.shape(), x.dtype());
+        self.run(Kernel::Copy { x, out: &out });
+        out
     }
 
     pub fn run(&self, kernel: Kernel<'_>) {
