@@ -206,8 +206,10 @@ struct LayerNormParamGrad {
 template <class C>
 DEVICE double wide_mean(const LayerNormParamGrad& p, int64_t first) {
     double sum = 0;
+#pragma unroll 1
     for (int64_t r = first; r < first + p.together; r++) {
         const Row<C> x(p.x, r, p.plan);
+#pragma unroll 1
         for (int64_t i = 0; i < p.plan.width; i++) sum += double(x.get(i));
     }
     return sum / (double(p.together) * double(p.plan.width));
@@ -235,18 +237,24 @@ DEVICE void layer_norm_param_grad(const LayerNormParamGrad& p) {
             for (int d = 0; d < DEPTH && r < end; d++, r += step) {
                 C x[PACK], g[PACK];
                 const C mean = number<C>(p.mean, r), rstd = number<C>(p.rstd, r);
-                const Centring<C> centred(mean, rstd);
-                Row<C>(p.x, r, p.plan).read(column, mean, x);
-                Row<C>(p.g, r, p.plan).read(column, C(0), g);
                 const bool is_far_row = is_far(mean, rstd);
                 if (is_far_row && far != r / p.together * p.together) {
                     far = r / p.together * p.together;
                     far_mean = wide_mean<C>(p, far);
                 }
+                const Centring<C> centred(mean, rstd);
+                Row<C>(p.x, r, p.plan).read(column, mean, x);
+                Row<C>(p.g, r, p.plan).read(column, C(0), g);
+                if (is_far_row) {
+#pragma unroll
+                    for (int j = 0; j < PACK; j++) x[j] = C((double(x[j]) - far_mean) * double(rstd));
+                } else {
+#pragma unroll
+                    for (int j = 0; j < PACK; j++) x[j] = centred(x[j]);
+                }
 #pragma unroll
                 for (int j = 0; j < PACK; j++) {
-                    const C xhat = is_far_row ? C((double(x[j]) - far_mean) * double(rstd)) : centred(x[j]);
-                    dw[j] = fma(g[j], xhat, dw[j]);
+                    dw[j] = fma(g[j], x[j], dw[j]);
                     db[j] += g[j];
                 }
             }
@@ -269,7 +277,10 @@ DEVICE void layer_norm_param_grad(const LayerNormParamGrad& p) {
         __syncthreads();
     }
 }
-KERNEL layer_norm_param_grad_f32(const LayerNormParamGrad p) { layer_norm_param_grad<float>(p); }
+// Blocks of 256 threads, of which two fit.
+KERNEL __launch_bounds__(256, 2) layer_norm_param_grad_f32(const LayerNormParamGrad p) {
+    layer_norm_param_grad<float>(p);
+}
 KERNEL layer_norm_param_grad_f64(const LayerNormParamGrad p) { layer_norm_param_grad<double>(p); }
 
 struct LayerNormParamSum {

@@ -402,7 +402,8 @@ pub enum Kernel<'a> {
         out: &'a Tensor,
     },
     /// Gradients by weight (sum over rows of g xhat) and bias (sum of g), each if present. Rows are summed in an order
-    /// that doesn't depend on threads. Neighbouring rows whose `mean` is one element that repeats were normalised as one.
+    /// that doesn't depend on threads. Neighbouring rows whose `mean` is one element that repeats were normalised as
+    /// one.
     LayerNormParamGrad {
         x: &'a Tensor,
         mean: Option<&'a Tensor>,

@@ -152,7 +152,8 @@ fn leading<T: Float>(x: &Group<'_, T>, ord: f64) -> f64 {
     }
 }
 
-/// (sum |x / most|^ord)^(1/ord): the norm relative to the leading magnitude; 1 where that isn't finite, and is the norm.
+/// (sum |x / most|^ord)^(1/ord): the norm relative to the leading magnitude; 1 where that isn't finite, and so is the
+/// norm.
 #[inline(always)]
 fn relative_norm<T: Float>(x: &Group<'_, T>, ord: f64, most: f64) -> f64 {
     if !most.is_finite() {

@@ -167,7 +167,7 @@ impl Side {
         Tensor::full(&self.device, shape, dtype, f64::NAN).unwrap()
     }
 
-    /// A contiguous copy of an input, to be written over.
+    /// A contiguous copy of an input, to be written over, also by its views.
     pub fn copy_of(&self, i: usize) -> Tensor {
         writable(&self.inputs[i])
     }
