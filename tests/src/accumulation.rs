@@ -91,7 +91,8 @@ pub fn many_uses_are_rounded_once(device: &Device, mixtures: &[&[Use]]) {
                 let loss = if inner { used(&tape, &x.shift(0.5)?, kinds, 300)? } else { used(&tape, &x, kinds, 300)? };
                 let gradients = tape.backward(&loss)?;
                 let figures = (device.meter().step_peak(), device.meter().fingerprint());
-                let bytes = if device.computes() { gradient_bytes(&gradients, &[x.clone()])? } else { Vec::new() };
+                let bytes =
+                    if device.computes() { gradient_bytes(&gradients, std::slice::from_ref(&x))? } else { Vec::new() };
                 let gradient = gradients.of(&x).unwrap().clone();
                 drop((gradients, loss, x, tape));
                 assert_eq!(device.meter().live() - before, gradient.storage_bytes() as u64);

@@ -130,14 +130,12 @@ impl Sums<'_> {
         let (n, v) = (self.n, self.v);
         let (sum, few) = (n as f64 * v, n / 64);
         self.gradient("broadcast", &[1, 3], sum, |s, x| x.expand(&[s.n, 3]))?;
-        self.gradient("embedding", &[1, 1], sum, |s, x| x.embedding(&s.zeros(&x.tape(), &[s.n])?))?;
-        self.gradient("embedding, wide", &[1, 64], few as f64 * v, |s, x| x.embedding(&s.zeros(&x.tape(), &[few])?))?;
-        self.gradient("index_select", &[1, 2], sum, |s, x| x.index_select(0, &s.zeros(&x.tape(), &[s.n])?))?;
-        self.gradient("gather", &[1], sum, |s, x| x.gather(0, &s.zeros(&x.tape(), &[s.n])?))?;
-        self.gradient("gather in columns", &[1, 2], sum / 2.0, |s, x| {
-            x.gather(0, &s.zeros(&x.tape(), &[s.n / 2, 2])?)
-        })?;
-        self.gradient("index", &[1], sum, |s, x| x.index(&[(&s.zeros(&x.tape(), &[s.n])?).into()]))?;
+        self.gradient("embedding", &[1, 1], sum, |s, x| x.embedding(&s.zeros(x.tape(), &[s.n])?))?;
+        self.gradient("embedding, wide", &[1, 64], few as f64 * v, |s, x| x.embedding(&s.zeros(x.tape(), &[few])?))?;
+        self.gradient("index_select", &[1, 2], sum, |s, x| x.index_select(0, &s.zeros(x.tape(), &[s.n])?))?;
+        self.gradient("gather", &[1], sum, |s, x| x.gather(0, &s.zeros(x.tape(), &[s.n])?))?;
+        self.gradient("gather in columns", &[1, 2], sum / 2.0, |s, x| x.gather(0, &s.zeros(x.tape(), &[s.n / 2, 2])?))?;
+        self.gradient("index", &[1], sum, |s, x| x.index(&[(&s.zeros(x.tape(), &[s.n])?).into()]))?;
         self.gradient("layer_norm's bias", &[2], sum, |s, x| {
             let rows = x.tape().constant(&s.full(&[s.n, 2], 0.0)?)?;
             let weight = x.tape().constant(&s.full(&[2], 1.0)?)?;

@@ -146,7 +146,7 @@ fn marks_don_t_show_where_parts_add_up() {
                 y.set_mark(mark).unwrap();
             }
             drop(y);
-            let first = gradient_bytes(&tape.backward_retain(&sum).unwrap(), &[x.clone()]).unwrap();
+            let first = gradient_bytes(&tape.backward_retain(&sum).unwrap(), std::slice::from_ref(&x)).unwrap();
             let second = gradient_bytes(&tape.backward(&sum).unwrap(), &[x]).unwrap();
             assert_eq!(first, second);
             first

@@ -52,8 +52,10 @@ fn touched(device: &Device, bytes: usize) -> Tensor {
     tensor
 }
 
+type Pattern = fn(&Device);
+
 /// What may drive a pool beyond its bound. The first takes part in the measured peak by construction: one tensor at a time.
-const POOLS: [(&str, fn(&Device)); 5] = [
+const POOLS: [(&str, Pattern); 5] = [
     ("many sizes, one at a time", |device| (1..40).for_each(|i| drop(touched(device, i * (4 << 20))))),
     ("many sizes after a refused request", |device| {
         assert!(Tensor::uninit(device, &[1 << 46], DType::U8, Kind::Input).is_err());

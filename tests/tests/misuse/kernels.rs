@@ -10,10 +10,12 @@ fn full(device: &Device, shape: &[usize], dtype: DType) -> Tensor {
     Tensor::full(device, shape, dtype, 1.0).unwrap()
 }
 
+type Run = dyn Fn(&Device) -> Result<()>;
+
 /// A kernel on operands that it can't take.
 struct Wrong {
     what: &'static str,
-    run: Box<dyn Fn(&Device) -> Result<()>>,
+    run: Box<Run>,
 }
 
 fn wrong(what: &'static str, run: impl Fn(&Device) -> Result<()> + 'static) -> Wrong {

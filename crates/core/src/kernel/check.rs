@@ -330,9 +330,8 @@ impl<'a> Check<'a> {
         for writes in [true, false] {
             for (i, operand) in self.operands.iter().enumerate().filter(|(_, o)| o.is_written() == writes) {
                 let earlier = |(j, other): (usize, &Operand<'a>)| {
-                    (other.is_written(), j) != (writes, i)
-                        && (other.is_written() > writes || (other.is_written() == writes && j < i))
-                        && other.tensor.shares_storage(operand.tensor)
+                    let is_earlier = if other.is_written() == writes { j < i } else { other.is_written() };
+                    is_earlier && other.tensor.shares_storage(operand.tensor)
                 };
                 if self.operands.iter().enumerate().any(earlier) {
                     continue;

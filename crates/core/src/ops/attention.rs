@@ -237,7 +237,11 @@ impl Rule for Attention {
         };
         // Each row of the mask in turn: all of it, every other key, nothing.
         let saturated = |name, causal, hidden: f64, factors: [f64; 2]| {
-            let value = |i: usize| if i / 5 % 3 == 0 || i / 5 % 3 == 1 && i % 2 == 0 { hidden } else { 0.0 };
+            let value = |i: usize| match i / 5 % 3 {
+                0 => hidden,
+                1 if i.is_multiple_of(2) => hidden,
+                _ => 0.0,
+            };
             let mask = SampleInput::floats(&[1, 2, 4, 5], &(0..40).map(value).collect::<Vec<_>>());
             let (q, k) = ([2, 4, 2, 3], [2, 5, 2, 3]);
             let op = Attention { mask: true, ..spec(causal, 0.0) };

@@ -410,7 +410,8 @@ mod tests {
     /// Whatever branches and joins between the links, each node is looked at a few times.
     #[test]
     fn replay_costs_of_branching_chains_take_linear_time() {
-        let links: [(&str, u64, fn(&Var, &Var) -> Result<Var>); 5] = [
+        type Link = fn(&Var, &Var) -> Result<Var>;
+        let links: [(&str, u64, Link); 5] = [
             ("residual", 2, |h, _| h.tanh()?.add(h)),
             ("squared", 1, |h, _| h.mul(h)),
             ("two branches", 4, |h, _| h.tanh()?.mul(&h.exp()?.sigmoid()?)),

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use std::rc::Rc;
 
 /// How many views of views are looked through: a longer chain goes on from there when it is visited.
-const MOST_VIEWS: usize = 8;
+const MOST_VIEWS: usize = 64;
 
 impl Pass<'_> {
     pub(super) fn add_grad(&mut self, value: ValueKey, grad: Tensor) -> Result<()> {
