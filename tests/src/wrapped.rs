@@ -16,7 +16,7 @@ pub struct Watch {
     pub fail_kernel: AtomicUsize,
     /// Fill outputs with NaN before each kernel.
     pub poison: bool,
-    /// Bytes that the kernels run have touched, see [`touched`].
+    /// Bytes that the kernels run have touched, see `touched`.
     pub bytes: AtomicU64,
 }
 
