@@ -37,7 +37,7 @@ impl Machine {
         Machine { stream: Stream::new(StreamFlags::DEFAULT, None).unwrap(), module, _context }
     }
 
-    /// What one block of threads leaves of so many zero bytes.
+    /// What one block of threads makes of `bytes` zero bytes.
     fn run(&self, kernel: &str, threads: u32, shared: u32, input: &[u8], bytes: usize) -> Vec<u8> {
         let function = self.module.get_function(format!("case_{kernel}")).unwrap();
         let input = DeviceBuffer::from_slice(input).unwrap();
