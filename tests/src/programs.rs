@@ -302,7 +302,7 @@ fn build(
     for (k, step) in program.iter().enumerate() {
         if config.segments && k % 6 == 0 {
             drop(scope.take());
-            scope = Some(tape.scope(&format!("s{}", k / 6)).segment());
+            scope = Some(tape.scope(scope(format!("s{}", k / 6)).segment()));
         }
         let at = |i: usize| values[i].as_ref().expect("released only after the last use");
         let new: Vec<Var> = match *step {

@@ -300,7 +300,7 @@ fn a_policy_that_uses_its_own_tape_gets_errors_and_no_panic() {
         |tape, _| assert!(tape.node_count() < 100),
         |tape, _| assert!(tape.saved_bytes() < 1 << 20),
         |tape, _| drop(tape.stats()),
-        |tape, _| drop(tape.scope("inside").mark(Mark::Keep).segment()),
+        |tape, _| drop(tape.scope(scope("inside").mark(Mark::Keep).segment())),
     ] {
         assert!(matches!(session_with(ask), Err(Error::Reentrant { .. })));
     }

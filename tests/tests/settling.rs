@@ -61,7 +61,7 @@ fn blocks(tape: &Tape, x: Var, n: usize, mark: Option<Mark>, segment: usize) -> 
     for i in 0..n {
         if segment > 0 && i % segment == 0 {
             drop(outer.take());
-            outer = Some(tape.scope(&format!("segments.{}", i / segment)).segment().mark(Mark::Recompute));
+            outer = Some(tape.scope(scope(format!("segments.{}", i / segment)).segment().mark(Mark::Recompute)));
         }
         let scope = tape.scope(&format!("blocks.{i}"));
         let scope = if segment > 0 { scope.segment() } else { scope };
@@ -422,7 +422,7 @@ fn an_empty_int8_group_is_an_error() {
     let device = cpu();
     let tape = Tape::new(&device);
     let x = leaf(&tape, &[2, 4], 1);
-    let _scope = tape.scope("s").mark(Mark::Int8(Int8Spec { group: 0, ..Int8Spec::default() }));
+    let _scope = tape.scope(scope("s").mark(Mark::Int8(Int8Spec { group: 0, ..Int8Spec::default() })));
     let y = x.scale(2.0).unwrap();
     let loss = y.square().unwrap().sum().unwrap();
     let refuses = |error: Error, value: &str| {
@@ -633,7 +633,7 @@ fn marks_by_strength_value_scope_policy() {
     let x = leaf(&tape, &[4, 64], 1);
     let mut out = Vec::new();
     {
-        let _scope = tape.scope("s").mark(Mark::Recompute);
+        let _scope = tape.scope(scope("s").mark(Mark::Recompute));
         for own in [None, Some(Mark::Keep)] {
             let h = x.scale(2.0).unwrap();
             if let Some(mark) = own {

@@ -60,11 +60,11 @@ fn all_kinds(tape: &Tape, x: &Tensor, w: &Tensor) -> Result<Var> {
     let id = ParameterId::unique();
     let mut h = tape.leaf(x)?.matmul(&tape.parameter(id, w, true)?)?;
     {
-        let _scope = tape.scope("a").mark(Mark::Recompute);
+        let _scope = tape.scope(scope("a").mark(Mark::Recompute));
         h = h.gelu()?.square()?;
     }
     {
-        let _scope = tape.scope("b").segment();
+        let _scope = tape.scope(scope("b").segment());
         let bias = tape.constant(&Tensor::full(x.device(), &[64], DType::F32, 1.0)?)?;
         h = h.add(&bias)?.softmax()?;
         let frozen = tape.no_grad(|| h.exp()?.scale(2.0))?;

@@ -15,6 +15,7 @@ mod meta;
 mod meter;
 pub mod ops;
 pub mod rng;
+mod role;
 pub mod serde_float;
 pub mod tape;
 mod tensor;
@@ -30,9 +31,10 @@ pub use ledger::{Ledger, LedgerEntry, LedgerTotals, Lint, RuleUse};
 pub use mark::{Decision, Int8Spec, Mark, Origin, Policy, Rounding, RuleInfo, Site};
 pub use meta::meta;
 pub use meter::{Holds, Kind, MemoryEvent, MemoryMeter, Moment, Phase};
+pub use role::Role;
 pub use tape::{
-    DryRun, GradOptions, Gradients, NonFinite, ParameterId, Scope, Stats, Tape, TapeOptions, Trace, TraceNode,
-    TraceValue, Var, Verify, checkpoint,
+    DryRun, GradOptions, Gradients, NonFinite, ParameterId, Scope, ScopeGuard, Stats, Tape, TapeOptions, Trace, TraceNode,
+    TraceValue, Var, Verify, scope,
 };
 pub use tensor::Tensor;
 pub use timeline::{KindBytes, Name, Names, Piece, Timeline, TimelinePoint};

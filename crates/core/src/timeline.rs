@@ -315,7 +315,7 @@ mod tests {
         let mut h = tape.leaf(x)?;
         let marks = [Mark::Keep, Mark::Recompute, Mark::Int8(Int8Spec::default())];
         for (i, mark) in marks.into_iter().enumerate() {
-            let _scope = tape.scope(&format!("blocks.{i}")).mark(mark);
+            let _scope = tape.scope(scope(format!("blocks.{i}")).mark(mark));
             let w = tape.leaf(w)?;
             h = h.matmul(&w)?.gelu()?.softmax()?;
         }

@@ -55,7 +55,7 @@ impl CausalSelfAttention {
             let _scope = tape.scope("c_attn");
             self.c_attn.forward(x)?
         };
-        let parts = packed.split(-1, &[dim, kv, kv])?;
+        let parts = packed.clone().split(-1, &[dim, kv, kv])?;
         drop(packed);
         let mut parts = parts.into_iter();
         let mut part = |heads: usize| -> Result<Var> {
@@ -68,7 +68,7 @@ impl CausalSelfAttention {
         let scale = 1.0 / (size as f64).sqrt();
         let mixed = match self.form {
             AttentionForm::Flash => {
-                let out = q.attention(&k, &v, scale, true, dropout)?;
+                let out = q.clone().attention(&k, &v, scale, true, dropout)?;
                 drop((q, k, v));
                 out.reshape(&[batch, time, dim])?
             }
@@ -102,7 +102,7 @@ impl CausalSelfAttention {
         k = k.transpose(-2, -1)?;
         let mut weights = {
             let _scope = tape.scope("scores");
-            q.matmul(&k)?
+            q.clone().matmul(&k)?
         };
         drop((q, k));
         weights = weights.scale(scale)?;
@@ -113,7 +113,7 @@ impl CausalSelfAttention {
         }
         let mut mixed = {
             let _scope = tape.scope("context");
-            weights.matmul(&v)?
+            weights.clone().matmul(&v)?
         };
         drop((weights, v));
         let _scope = tape.scope("merge");

@@ -28,7 +28,7 @@ impl LayerNorm {
     pub fn forward(&self, x: &Var) -> Result<Var> {
         let (tape, dtype) = (x.tape(), x.dtype());
         let (weight, bias) = (self.weight.weight_as(tape, dtype)?, self.bias.var_as(tape, dtype)?);
-        Ok(x.layer_norm(Some(&weight), Some(&bias), self.eps)?)
+        Ok(x.clone().layer_norm(Some(weight.clone()), Some(bias.clone()), self.eps)?)
     }
 
     /// Weight, then bias.

@@ -33,7 +33,7 @@ impl Linear {
         let (tape, dtype) = (x.tape(), x.dtype());
         let weight = self.weight.weight_as(tape, dtype)?;
         let bias = self.bias.as_ref().map(|b| b.var_as(tape, dtype)).transpose()?;
-        Ok(x.linear(&weight, bias.as_ref())?)
+        Ok(x.linear(&weight, bias.clone())?)
     }
 
     /// Weight, then bias.

@@ -40,7 +40,7 @@ impl LossScaler {
     /// The gradients of a scalar loss times the scale. Consumes the tape, as [`Tape::backward`] does.
     pub fn backward(&self, tape: &Tape, loss: &Var) -> Result<Gradients> {
         // f16 itself doesn't hold the usual scales.
-        let wide = if loss.dtype() == DType::F16 { &loss.cast(DType::F32)? } else { loss };
+        let wide = if loss.dtype() == DType::F16 { &loss.clone().cast(DType::F32)? } else { loss };
         Ok(tape.backward_scaled(wide, self.scale)?)
     }
 

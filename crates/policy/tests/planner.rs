@@ -127,7 +127,7 @@ fn graphs_with_nothing_to_decide() {
     let full = |shape: &[usize]| Tensor::full(&device, shape, DType::F32, 0.0).unwrap();
     let (x, one, none) = (full(&[64, 64]), full(&[]), full(&[0, 4]));
     let marked = |tape: &Tape, mark| -> retape_core::Result<Var> {
-        let _scope = tape.scope("a").mark(mark);
+        let _scope = tape.scope(scope("a").mark(mark));
         tape.leaf(&x)?.gelu()?.square()?.sum()
     };
     type Forward<'a> = &'a dyn Fn(&Tape) -> retape_core::Result<Var>;

@@ -13,7 +13,7 @@ const SIZE: usize = 64;
 
 /// softmax(q k^T / sqrt(S)) v on [1, H, T, S], op by op; `mark` on what is as large as the scores.
 fn explicit(q: &Var, k: &Var, v: &Var, mark: Mark) -> Result<Var> {
-    let _scope = q.tape().scope("attn").mark(mark);
+    let _scope = q.tape().scope(scope("attn").mark(mark));
     let mut w = q.matmul(&k.transpose(-2, -1)?)?;
     w = w.scale(1.0 / (SIZE as f64).sqrt())?;
     w = w.causal_mask()?;

@@ -350,7 +350,7 @@ pub(super) const NO_STREAM: RandomStream = RandomStream { seed: 0, counter: 0 };
 
 impl Var {
     /// Attention to `others` (k, v and perhaps a mask), with the tape's next stream where it drops.
-    fn attend(&self, spec: AttentionSpec, ragged: Option<Ragged>, others: &[&Var]) -> Result<Var> {
+    fn attend(self, spec: AttentionSpec, ragged: Option<Ragged>, others: SmallVec<[Var; 3]>) -> Result<Var> {
         let (mask, ragged) = (others.len() > 2, ragged.map(Rc::new));
         if spec.dropout > 0.0 {
             self.apply_random(|stream| Attention { spec: AttentionSpec { stream, ..spec }, mask, ragged }, others)
@@ -368,9 +368,9 @@ impl Var {
     /// [`Error::InvalidInput`](crate::Error::InvalidInput) where the lengths don't add up to the tensors' sizes, or the shapes
     /// don't fit together.
     pub fn attention_ragged(
-        &self,
-        k: &Var,
-        v: &Var,
+        self,
+        k: impl Into<Var>,
+        v: impl Into<Var>,
         queries: &[usize],
         keys: &[usize],
         options: AttentionOptions,
@@ -381,13 +381,13 @@ impl Var {
             let reason = format!("there are {} lengths of queries and {} of keys", queries.len(), keys.len());
             return Err(self.invalid(OP, reason));
         };
-        let shape = self.shape();
+        let (k, v, shape) = (k.into(), v.into(), self.shape());
         if [&shape, &k.shape(), &v.shape()].iter().any(|shape| shape.len() != 3) {
             return Err(self.invalid(OP, format!("needs q, k and v [time, heads, size], got q {shape:?}")));
         }
         let spec = options.spec(shape[2]);
         let [q, k, v] = [self, k, v].map(|x| x.unsqueeze(0));
-        let o = q?.attend(spec, Some(ragged), &[&k?, &v?])?;
+        let o = q?.attend(spec, Some(ragged), smallvec![k?, v?])?;
         let shape = o.shape();
         o.reshape(&shape[1..])
     }
@@ -396,10 +396,10 @@ impl Var {
     /// `scale` is usually 1/sqrt(head size); causal alignment is bottom-right; k and v may have fewer heads, each
     /// serving a run of query heads. Backward reads q and k (exactly), v, the output and two numbers a row. With
     /// `dropout > 0` it takes the tape's next random counter.
-    pub fn attention(&self, k: &Var, v: &Var, scale: f64, causal: bool, dropout: f64) -> Result<Var> {
+    pub fn attention(self, k: impl Into<Var>, v: impl Into<Var>, scale: f64, causal: bool, dropout: f64) -> Result<Var> {
         super::dropout::check_probability(dropout).map_err(|reason| self.invalid("attention", reason))?;
         let spec = AttentionSpec { scale, causal, window: None, dropout, stream: NO_STREAM };
-        self.attend(spec, None, &[k, v])
+        self.attend(spec, None, smallvec![k.into(), v.into()])
     }
 
     /// PyTorch's `scaled_dot_product_attention` by tiled attention: q (`self`) `[.., heads, Tq, size]`, k `[.., heads, Tk,
@@ -407,10 +407,10 @@ impl Var {
     /// it is added to the scores, or, if bool, hides where it is false. Causal alignment is bottom-right (PyTorch's is
     /// top-left where Tq and Tk differ).
     pub fn scaled_dot_product_attention(
-        &self,
-        k: &Var,
-        v: &Var,
-        mask: Option<&Var>,
+        self,
+        k: impl Into<Var>,
+        v: impl Into<Var>,
+        mask: Option<Var>,
         options: AttentionOptions,
     ) -> Result<Var> {
         const OP: &str = "scaled_dot_product_attention";
@@ -418,6 +418,7 @@ impl Var {
         if let Err(reason) = super::dropout::check_probability(options.dropout) {
             return wrong(reason);
         }
+        let (k, v) = (k.into(), v.into());
         let shapes = [self.shape(), k.shape(), v.shape()];
         if let Some(shape) = shapes.iter().find(|s| s.len() < 2) {
             return wrong(format!("needs q, k and v [.., T, size], got {shape:?}"));
@@ -443,7 +444,7 @@ impl Var {
             heads = [shared; 3];
         }
         let samples = crate::layout::element_count(&batch)?;
-        let four = |x: &Var, i: usize| -> Result<Var> {
+        let four = |x: Var, i: usize| -> Result<Var> {
             let (t, size) = (shapes[i][shapes[i].len() - 2], shapes[i][shapes[i].len() - 1]);
             let full = [&batch[..], &heads[i..][..out_lead.len() - batch.len()], &[t, size]];
             x.expand(&full.concat())?.reshape(&[samples, heads[i], t, size])?.transpose(1, 2)
@@ -471,8 +472,7 @@ impl Var {
         let size = shapes[0][shapes[0].len() - 1];
         let spec = options.spec(size);
         let (q, k, v) = (four(self, 0)?, four(k, 1)?, four(v, 2)?);
-        let others: SmallVec<[&Var; 3]> = [&k, &v].into_iter().chain(mask.as_ref()).collect();
-        let o = q.attend(spec, None, &others)?;
+        let o = q.attend(spec, None, [k, v].into_iter().chain(mask).collect())?;
         let (t, size) = (o.shape()[1], o.shape()[3]);
         o.transpose(1, 2)?.reshape(&[&out_lead[..], &[t, size]].concat())
     }

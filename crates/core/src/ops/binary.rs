@@ -201,29 +201,27 @@ impl Rule for BinaryOp {
 
 impl Var {
     /// a + alpha b. Backward reads nothing.
-    pub fn add_scaled(&self, other: &Var, alpha: f64) -> Result<Var> {
-        self.add(&other.scale(alpha)?)
+    pub fn add_scaled(self, other: impl Into<Var>, alpha: f64) -> Result<Var> {
+        self.add(other.into().scale(alpha)?)
     }
 
     /// a + weight (b - a), as (1 - weight) a + weight b. Backward reads nothing.
-    pub fn lerp_scalar(&self, end: &Var, weight: f64) -> Result<Var> {
+    pub fn lerp_scalar(self, end: impl Into<Var>, weight: f64) -> Result<Var> {
         // Exact at both ends, and no difference that could overflow.
-        self.scale(1.0 - weight)?.add(&end.scale(weight)?)
+        self.scale(1.0 - weight)?.add(end.into().scale(weight)?)
     }
 }
 
 /// Operands of different dtypes in one: that of the widest float among those that have dimensions, else among the scalars;
 /// f32 for bf16 with f16, neither of which holds the other. Integers and truth values follow. Without a float they stay as
 /// they are.
-pub(crate) fn promoted(operands: &[&Var]) -> Result<Vec<Var>> {
+pub(crate) fn promoted(operands: SmallVec<[Var; 3]>) -> Result<SmallVec<[Var; 3]>> {
     let of_rank = |scalar: bool| operands.iter().filter(move |v| v.shape().is_empty() == scalar).map(|v| v.dtype());
     let join = |a: DType, b: DType| if a == b { a } else { a.min(b).computed_in() };
     let widest = |dtypes: &mut dyn Iterator<Item = DType>| dtypes.filter(|d| d.is_float()).reduce(join);
     match widest(&mut of_rank(false)).or(widest(&mut of_rank(true))) {
-        Some(dtype) => {
-            operands.iter().map(|v| if v.dtype() == dtype { Ok((*v).clone()) } else { v.cast(dtype) }).collect()
-        }
-        None => Ok(operands.iter().map(|v| (*v).clone()).collect()),
+        Some(dtype) => operands.into_iter().map(|v| if v.dtype() == dtype { Ok(v) } else { v.cast(dtype) }).collect(),
+        None => Ok(operands),
     }
 }
 
@@ -237,8 +235,8 @@ macro_rules! methods {
     ($($(#[$doc:meta])* $name:ident => $f:ident),* $(,)?) => {
         impl Var {
             $($(#[$doc])*
-            pub fn $name(&self, other: &Var) -> Result<Var> {
-                self.apply(BinaryOp(Binary::$f), &[other])
+            pub fn $name(self, other: impl Into<Var>) -> Result<Var> {
+                self.apply(BinaryOp(Binary::$f), [other.into()])
             })*
         }
     };

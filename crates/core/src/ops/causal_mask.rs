@@ -69,7 +69,7 @@ fn mask(exec: &Exec<'_>, x: &Tensor, value: f64, out: &Tensor) -> Result<()> {
 
 impl Var {
     /// Scores `[.., Tq, Tk]` with -inf where query i must not see key j (j > i + Tk - Tq). Backward reads nothing.
-    pub fn causal_mask(&self) -> Result<Var> {
-        self.apply(CausalMask, &[])
+    pub fn causal_mask(self) -> Result<Var> {
+        self.apply(CausalMask, [])
     }
 }

@@ -135,10 +135,10 @@ impl Var {
     /// x limited between tensors, with broadcasting; where low > high, high. Operands of different
     /// dtypes are promoted to the widest float. Backward
     /// reads all of them, exactly.
-    pub fn clamp_between(&self, low: Option<&Var>, high: Option<&Var>) -> Result<Var> {
-        let operands: Vec<&Var> = [Some(self), low, high].into_iter().flatten().collect();
-        let operands = binary::promoted(&operands)?;
+    pub fn clamp_between(self, low: Option<Var>, high: Option<Var>) -> Result<Var> {
         let op = ClampBetween { low: low.is_some(), high: high.is_some() };
-        operands[0].apply(op, &operands[1..].iter().collect::<Vec<_>>())
+        let operands = [Some(self), low, high].into_iter().flatten();
+        let mut operands = binary::promoted(operands.collect())?.into_iter();
+        operands.next().expect("self").apply(op, operands)
     }
 }

@@ -249,11 +249,13 @@ impl<const D: usize> Default for Conv<D> {
 impl Var {
     /// Convolution of x `[N, C, H, W]` or `[C, H, W]` with a weight `[O, C / groups, kh, kw]` and a bias `[O]`. Backward
     /// reads x (for the weight's gradient) and the weight (for x's).
-    pub fn conv2d(&self, weight: &Var, bias: Option<&Var>, conv: Conv<2>) -> Result<Var> {
+    pub fn conv2d(self, weight: impl Into<Var>, bias: Option<Var>, conv: Conv<2>) -> Result<Var> {
+        let weight = weight.into();
         let (shape, w) = (self.shape(), weight.shape());
         if shape.len() == 3 {
             let y = self.reshape(&[&[1], &shape[..]].concat())?.conv2d(weight, bias, conv)?;
-            return y.reshape(&y.shape()[1..]);
+            let shape = y.shape();
+            return y.reshape(&shape[1..]);
         }
         let mut padding = [[0; 2]; 2];
         for d in 0..2 {
@@ -270,18 +272,18 @@ impl Var {
         }
         let Conv { stride, dilation, groups, .. } = conv;
         let op = Conv2d { stride, padding, dilation, groups, bias: bias.is_some() };
-        let others: SmallVec<[&Var; 2]> = std::iter::once(weight).chain(bias).collect();
-        self.apply(op, &others)
+        self.apply(op, std::iter::once(weight).chain(bias))
     }
 
     /// Convolution of x `[N, C, L]` or `[C, L]` with a weight `[O, C / groups, k]`: [`conv2d`](Var::conv2d) of height 1.
-    pub fn conv1d(&self, weight: &Var, bias: Option<&Var>, conv: Conv<1>) -> Result<Var> {
+    pub fn conv1d(self, weight: impl Into<Var>, bias: Option<Var>, conv: Conv<1>) -> Result<Var> {
+        let weight = weight.into();
         let (x, w) = (self.shape(), weight.shape());
         if !matches!(x.len(), 2 | 3) || w.len() != 3 {
             let reason = format!("needs x [N, C, L] or [C, L] and a weight [O, C / groups, k], got {w:?}");
             return Err(self.invalid("conv1d", reason));
         }
-        let flat = |v: &Var, shape: &[usize]| {
+        let flat = |v: Var, shape: &[usize]| {
             let (last, lead) = shape.split_last().expect("rank 2 or 3");
             v.reshape(&[lead, &[1, *last]].concat())
         };
@@ -290,7 +292,7 @@ impl Var {
             Padding::Same => Padding::Same,
         };
         let conv = Conv { stride: [1, conv.stride[0]], padding, dilation: [1, conv.dilation[0]], groups: conv.groups };
-        let y = flat(self, &x)?.conv2d(&flat(weight, &w)?, bias, conv)?;
+        let y = flat(self, &x)?.conv2d(flat(weight, &w)?, bias, conv)?;
         let mut shape = y.shape();
         shape.remove(shape.len() - 2);
         y.reshape(&shape)

@@ -91,12 +91,12 @@ impl Rule for Cast {
 
 impl Var {
     /// The same elements in row-major order: a copy, always. Backward reads nothing.
-    pub fn contiguous(&self) -> Result<Var> {
-        self.apply(Contiguous, &[])
+    pub fn contiguous(self) -> Result<Var> {
+        self.apply(Contiguous, [])
     }
 
     /// The same elements with another dtype; carries a gradient from float to float. Backward reads nothing.
-    pub fn cast(&self, dtype: DType) -> Result<Var> {
-        self.apply(Cast { dtype }, &[])
+    pub fn cast(self, dtype: DType) -> Result<Var> {
+        self.apply(Cast { dtype }, [])
     }
 }

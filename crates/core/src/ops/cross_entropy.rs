@@ -370,32 +370,32 @@ impl Var {
     /// Mean cross-entropy of logits `[.., classes]` against class indices `[..]`; rows whose target is `ignore` don't
     /// count (-100 is usual). The loss of bf16 and f16 logits is f32: no tensor of their size, and it isn't rounded. Backward
     /// reads the logits, the targets and two statistics a row.
-    pub fn cross_entropy(&self, target: &Var, ignore: i64) -> Result<Var> {
+    pub fn cross_entropy(self, target: impl Into<Var>, ignore: i64) -> Result<Var> {
         let dim = dimension(-1, self.shape().len()).map_err(|reason| self.invalid("cross_entropy", reason))?;
         let spec = CrossEntropySpec { ignore, ..CrossEntropySpec::default() };
-        self.apply(CrossEntropy { spec, dim, weight: false, wide: true }, &[target])
+        self.apply(CrossEntropy { spec, dim, weight: false, wide: true }, [target.into()])
     }
 
     /// Cross-entropy with the classes in dimension `dim` (1 for PyTorch's `[N, C, d1, ..]`), against class indices of
     /// the shape without it or distributions of the logits' shape, with a weight for each class. The loss has the logits'
     /// dtype.
     pub fn cross_entropy_with(
-        &self,
-        target: &Var,
-        weight: Option<&Var>,
+        self,
+        target: impl Into<Var>,
+        weight: Option<Var>,
         dim: isize,
         spec: CrossEntropySpec,
     ) -> Result<Var> {
         let dim = dimension(dim, self.shape().len()).map_err(|reason| self.invalid("cross_entropy", reason))?;
-        let others: SmallVec<[&Var; 2]> = std::iter::once(target).chain(weight).collect();
-        self.apply(CrossEntropy { spec, dim, weight: weight.is_some(), wide: false }, &others)
+        let op = CrossEntropy { spec, dim, weight: weight.is_some(), wide: false };
+        self.apply(op, std::iter::once(target.into()).chain(weight))
     }
 
     /// The negative log-likelihood of class indices under log-probabilities (`self`) with the classes in dimension `dim`.
     /// Backward reads the targets and the weights.
-    pub fn nll_loss(&self, target: &Var, weight: Option<&Var>, dim: isize, spec: CrossEntropySpec) -> Result<Var> {
+    pub fn nll_loss(self, target: impl Into<Var>, weight: Option<Var>, dim: isize, spec: CrossEntropySpec) -> Result<Var> {
         let dim = dimension(dim, self.shape().len()).map_err(|reason| self.invalid("nll_loss", reason))?;
-        let others: SmallVec<[&Var; 2]> = std::iter::once(target).chain(weight).collect();
-        self.apply(NllLoss { spec, dim, weight: weight.is_some() }, &others)
+        let op = NllLoss { spec, dim, weight: weight.is_some() };
+        self.apply(op, std::iter::once(target.into()).chain(weight))
     }
 }

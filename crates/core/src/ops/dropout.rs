@@ -72,11 +72,11 @@ impl Var {
     ///
     /// # Errors
     /// [`Error::Unseeded`](crate::Error::Unseeded) where the tape has no seed and `p` isn't 0.
-    pub fn dropout(&self, p: f64) -> Result<Var> {
+    pub fn dropout(self, p: f64) -> Result<Var> {
         check_probability(p).map_err(|reason| self.invalid("dropout", reason))?;
         if p == 0.0 {
-            return self.apply(Dropout { p, stream: NO_STREAM }, &[]);
+            return self.apply(Dropout { p, stream: NO_STREAM }, []);
         }
-        self.apply_random(|stream| Dropout { p, stream }, &[])
+        self.apply_random(|stream| Dropout { p, stream }, [])
     }
 }

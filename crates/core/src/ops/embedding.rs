@@ -88,16 +88,16 @@ impl Rule for Embedding {
 impl Var {
     /// Rows of this table `[vocabulary, size]` by `ids` (i64 or i32) -> `[ids.., size]`. An id outside the table is an
     /// error. Backward reads the ids.
-    pub fn embedding(&self, ids: &Var) -> Result<Var> {
-        self.apply(Embedding { padding: None }, &[ids])
+    pub fn embedding(self, ids: impl Into<Var>) -> Result<Var> {
+        self.apply(Embedding { padding: None }, [ids.into()])
     }
 
     /// As [`embedding`](Var::embedding); row `padding` (negative counts from the end) gets no gradient.
-    pub fn embedding_padded(&self, ids: &Var, padding: isize) -> Result<Var> {
+    pub fn embedding_padded(self, ids: impl Into<Var>, padding: isize) -> Result<Var> {
         let rows = self.shape().first().copied().unwrap_or(0);
         let padding = dimension(padding, rows).map_err(|_| {
             self.invalid("embedding", format!("the padding, row {padding}, is outside the table of {rows} rows"))
         })?;
-        self.apply(Embedding { padding: Some(padding) }, &[ids])
+        self.apply(Embedding { padding: Some(padding) }, [ids.into()])
     }
 }

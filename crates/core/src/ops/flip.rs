@@ -68,8 +68,8 @@ impl Rule for Flip {
 
 impl Var {
     /// The elements of `dims` (negative counts from the end) in reverse order: a copy. Backward reads nothing.
-    pub fn flip(&self, dims: &[isize]) -> Result<Var> {
+    pub fn flip(self, dims: &[isize]) -> Result<Var> {
         let dims = dims.iter().map(|&d| self.dim("flip", d)).collect::<Result<_>>()?;
-        self.apply(Flip { dims }, &[])
+        self.apply(Flip { dims }, [])
     }
 }

@@ -242,33 +242,35 @@ impl Rule for ScatterAdd {
 impl Var {
     /// y[.., i, ..] = self[.., index[.., i, ..], ..] along `dim`. The index (i64 or i32) has this value's rank and in
     /// the other dimensions at most its size; one outside 0..n is an error. Backward reads the index.
-    pub fn gather(&self, dim: isize, index: &Var) -> Result<Var> {
+    pub fn gather(self, dim: isize, index: impl Into<Var>) -> Result<Var> {
         let dim = self.dim_or_scalar("gather", dim)?;
-        self.gathered(dim, false, index)
+        self.gathered(dim, false, index.into())
     }
 
-    fn gathered(&self, dim: usize, wrap: bool, index: &Var) -> Result<Var> {
-        self.apply(Gather { dim, wrap }, &[index])
+    fn gathered(self, dim: usize, wrap: bool, index: Var) -> Result<Var> {
+        self.apply(Gather { dim, wrap }, [index])
     }
 
     /// Positions `index` (rank 1) of dimension `dim`. One outside 0..n is an error. Backward reads the index.
-    pub fn index_select(&self, dim: isize, index: &Var) -> Result<Var> {
+    pub fn index_select(self, dim: isize, index: impl Into<Var>) -> Result<Var> {
+        let index = index.into();
         let dim = self.dim_or_scalar("index_select", dim)?;
-        let mut shape = vector(&self.shape());
-        shape[dim] = self.index_len("index_select", index)?;
-        let scalar = self.shape().is_empty();
+        let (own, mut shape) = (self.shape(), vector(&self.shape()));
+        shape[dim] = self.index_len("index_select", &index)?;
+        let scalar = own.is_empty();
         if scalar && shape[dim] != 1 {
             return Err(self.invalid("index_select", "one index can be selected from a scalar"));
         }
-        let taken = self.gather(dim as isize, &index.along(dim, &shape)?)?;
-        if scalar { taken.reshape(&self.shape()) } else { Ok(taken) }
+        let taken = self.gather(dim as isize, index.along(dim, &shape)?)?;
+        if scalar { taken.reshape(&own) } else { Ok(taken) }
     }
 
     /// [`gather`](Var::gather) with this and the index broadcast to each other in all dimensions but `dim`; without a
     /// dimension, of both in row-major order. Here -n..0 count from the end.
-    pub fn take_along_dim(&self, index: &Var, dim: Option<isize>) -> Result<Var> {
+    pub fn take_along_dim(self, index: impl Into<Var>, dim: Option<isize>) -> Result<Var> {
+        let index = index.into();
         let Some(dim) = dim else {
-            return self.flatten(0, -1)?.gathered(0, true, &index.flatten(0, -1)?);
+            return self.flatten(0, -1)?.gathered(0, true, index.flatten(0, -1)?);
         };
         let (mut x, mut shape) = (self.shape(), index.shape());
         let dim = self.dim("take_along_dim", dim)?;
@@ -281,31 +283,32 @@ impl Var {
             return Err(self.invalid("take_along_dim", reason));
         };
         shape[dim] = n;
-        let x = if self.shape() == shape { self.clone() } else { self.expand(&shape)? };
+        let x = if self.shape() == shape { self } else { self.expand(&shape)? };
         shape[dim] = count;
-        let index = if index.shape() == shape { index.clone() } else { index.expand(&shape)? };
-        x.gathered(dim, true, &index)
+        let index = if index.shape() == shape { index } else { index.expand(&shape)? };
+        x.gathered(dim, true, index)
     }
 
     /// This with `source` added at `index` along `dim`: y[.., index[.., i, ..], ..] += source[.., i, ..]. The source may
     /// reach beyond the index; one outside 0..n is an error. Backward reads the index.
-    pub fn scatter_add(&self, dim: isize, index: &Var, source: &Var) -> Result<Var> {
+    pub fn scatter_add(self, dim: isize, index: impl Into<Var>, source: impl Into<Var>) -> Result<Var> {
         let dim = self.dim_or_scalar("scatter_add", dim)?;
-        self.apply(ScatterAdd { dim, alpha: 1.0 }, &[index, source])
+        self.apply(ScatterAdd { dim, alpha: 1.0 }, [index.into(), source.into()])
     }
 
     /// This with `alpha` times position i of `source` added to position `index[i]` of dimension `dim`. Backward reads
     /// the index.
-    pub fn index_add(&self, dim: isize, index: &Var, source: &Var, alpha: f64) -> Result<Var> {
+    pub fn index_add(self, dim: isize, index: impl Into<Var>, source: impl Into<Var>, alpha: f64) -> Result<Var> {
+        let (index, source) = (index.into(), source.into());
         let dim = self.dim_or_scalar("index_add", dim)?;
-        let count = self.index_len("index_add", index)?;
+        let count = self.index_len("index_add", &index)?;
         let mut shape = vector(&self.shape());
         shape[dim] = count;
         if vector(&source.shape()) != shape || self.shape().is_empty() != source.shape().is_empty() {
             let reason = format!("the source must be {shape:?} for {count} positions, got {:?}", source.shape());
             return Err(self.invalid("index_add", reason));
         }
-        self.apply(ScatterAdd { dim, alpha }, &[&index.along(dim, &shape)?, source])
+        self.apply(ScatterAdd { dim, alpha }, [index.along(dim, &shape)?, source])
     }
 
     /// How many positions an index of rank 1 (or 0) names.
@@ -318,7 +321,7 @@ impl Var {
     }
 
     /// This index of rank 1, repeated in the other dimensions of `shape`.
-    fn along(&self, dim: usize, shape: &[usize]) -> Result<Var> {
+    fn along(self, dim: usize, shape: &[usize]) -> Result<Var> {
         let row: Shape = (0..shape.len()).map(|d| if d == dim { shape[d] } else { 1 }).collect();
         self.reshape(&row)?.expand(shape)
     }

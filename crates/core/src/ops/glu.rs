@@ -96,8 +96,8 @@ impl Rule for Glu {
 
 impl Var {
     /// The first half of dimension `dim` times the logistic function of the second. Backward reads this.
-    pub fn glu(&self, dim: isize) -> Result<Var> {
+    pub fn glu(self, dim: isize) -> Result<Var> {
         let dim = self.dim("glu", dim)?;
-        self.apply(Glu { dim }, &[])
+        self.apply(Glu { dim }, [])
     }
 }

@@ -218,9 +218,8 @@ impl Rule for GroupNorm {
 
 impl Var {
     /// Group norm of x `[N, C, ..]` with `weight` and `bias` `[C]`. Backward reads x, the mean and rstd, and the weight.
-    pub fn group_norm(&self, groups: usize, weight: Option<&Var>, bias: Option<&Var>, eps: f64) -> Result<Var> {
+    pub fn group_norm(self, groups: usize, weight: Option<Var>, bias: Option<Var>, eps: f64) -> Result<Var> {
         let op = GroupNorm { groups, eps, weight: weight.is_some(), bias: bias.is_some() };
-        let others: SmallVec<[&Var; 2]> = weight.into_iter().chain(bias).collect();
-        self.apply(op, &others)
+        self.apply(op, weight.into_iter().chain(bias))
     }
 }

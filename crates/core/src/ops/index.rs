@@ -152,7 +152,7 @@ impl Var {
     /// `self[places]`, with PyTorch's meaning: numbers, slices, new axes and an ellipsis give views; index tensors are
     /// broadcast to each other, and their dimensions stand where the first was if they were neighbours, else in front. An
     /// index out of range is an error. Backward reads the index tensors.
-    pub fn index(&self, places: &[Index<'_>]) -> Result<Var> {
+    pub fn index(self, places: &[Index<'_>]) -> Result<Var> {
         let taken = |place: &Index<'_>| match place {
             Index::At(_) | Index::Slice { .. } => 1,
             Index::Tensor(t) => {
@@ -171,7 +171,7 @@ impl Var {
         if places.iter().filter(|place| matches!(place, Index::Ellipsis)).count() > 1 {
             return Err(self.invalid("index", "an index has at most one ellipsis"));
         }
-        let (mut x, mut dim) = (self.clone(), 0);
+        let (mut x, mut dim) = (self, 0);
         let mut dims: SmallVec<[usize; 4]> = SmallVec::new();
         let mut indices: Vec<Var> = Vec::new();
         for place in places {
@@ -208,11 +208,11 @@ impl Var {
         }
         let neighbours = dims.windows(2).all(|pair| pair[1] == pair[0] + 1);
         let at = if neighbours { dims[0] } else { 0 };
-        x.apply(Gathered { dims, at }, &indices.iter().collect::<Vec<_>>())
+        x.apply(Gathered { dims, at }, indices)
     }
 
     /// A slice of one dimension: start and stop count from the end if negative, and are clamped into the dimension.
-    fn sliced(&self, dim: usize, start: Option<isize>, stop: Option<isize>, step: isize) -> Result<Var> {
+    fn sliced(self, dim: usize, start: Option<isize>, stop: Option<isize>, step: isize) -> Result<Var> {
         let Ok(step @ 1..) = usize::try_from(step) else {
             return Err(self.invalid("index", format!("a slice in steps of {step}; needs 1 or more, see `flip`")));
         };
@@ -221,9 +221,9 @@ impl Var {
         let (start, stop) = (place(start.unwrap_or(0)), stop.map_or(n as usize, place));
         let len = stop.saturating_sub(start).div_ceil(step);
         if len == n as usize {
-            return Ok(self.clone());
+            return Ok(self);
         }
-        self.apply(view::Narrow { dim, start, len, step }, &[])
+        self.apply(view::Narrow { dim, start, len, step }, [])
     }
 
     /// Where `mask` over the dimensions from `dim` is true: one index tensor for each of its dimensions.

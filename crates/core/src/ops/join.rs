@@ -104,25 +104,25 @@ impl Rule for Cat {
 
 impl Var {
     /// This and the others, one after the other along `dim` (negative counts from the end). Backward reads nothing.
-    pub fn cat(&self, others: &[&Var], dim: isize) -> Result<Var> {
-        let mut all = vec![self];
-        all.extend_from_slice(others);
-        Var::concat(&all, dim)
+    pub fn cat(self, others: impl IntoIterator<Item = Var>, dim: isize) -> Result<Var> {
+        Var::concat(std::iter::once(self).chain(others), dim)
     }
 
     /// The values one after the other along `dim` (negative counts from the end). Empty ones of shape `[0]` go with any
     /// others and add nothing. Backward reads nothing.
-    pub fn concat(values: &[&Var], dim: isize) -> Result<Var> {
-        let Some(first) = values.first() else {
+    pub fn concat(values: impl IntoIterator<Item = Var>, dim: isize) -> Result<Var> {
+        let mut values: Vec<Var> = values.into_iter().collect();
+        let Some(counts) = values.iter().find(|v| v.shape()[..] != [0]).or(values.first()) else {
             return Err(crate::Error::tensor("cat", "needs at least one value to join"));
         };
-        let counts = values.iter().find(|v| v.shape()[..] != [0]).unwrap_or(first);
         let dim = counts.dim("cat", dim)?;
-        first.apply(Cat { dim }, &values[1..])
+        let others = values.split_off(1);
+        values.remove(0).apply(Cat { dim }, others)
     }
 
     /// The values, of one shape, one after the other along a new dimension `dim` (negative counts from behind the last).
-    pub fn stack(values: &[&Var], dim: isize) -> Result<Var> {
+    pub fn stack(values: impl IntoIterator<Item = Var>, dim: isize) -> Result<Var> {
+        let values: Vec<Var> = values.into_iter().collect();
         let Some(first) = values.first() else {
             return Err(crate::Error::tensor("stack", "needs at least one value to join"));
         };
@@ -130,8 +130,8 @@ impl Var {
         if let Some(other) = values.iter().find(|v| v.shape() != shape) {
             return Err(first.invalid("stack", format!("the values must have one shape, got also {:?}", other.shape())));
         }
-        let rows: Vec<Var> = values.iter().map(|v| v.unsqueeze(dim)).collect::<Result<_>>()?;
+        let rows: Vec<Var> = values.into_iter().map(|v| v.unsqueeze(dim)).collect::<Result<_>>()?;
         let dim = if dim < 0 { dim + shape.len() as isize + 1 } else { dim };
-        Var::concat(&rows.iter().collect::<Vec<_>>(), dim)
+        Var::concat(rows, dim)
     }
 }

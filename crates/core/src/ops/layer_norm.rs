@@ -163,30 +163,30 @@ impl Rule for LayerNorm {
 impl Var {
     /// Layer norm over the last dimension `[.., n]`; `weight` and `bias` are `[n]`. Backward reads x, the mean and
     /// rstd, and the weight.
-    pub fn layer_norm(&self, weight: Option<&Var>, bias: Option<&Var>, eps: f64) -> Result<Var> {
+    pub fn layer_norm(self, weight: Option<Var>, bias: Option<Var>, eps: f64) -> Result<Var> {
         let op = LayerNorm { eps, weight: weight.is_some(), bias: bias.is_some() };
-        let others: SmallVec<[&Var; 2]> = weight.into_iter().chain(bias).collect();
-        self.apply(op, &others)
+        self.apply(op, weight.into_iter().chain(bias))
     }
 
     /// Layer norm over the last dimensions, those of `normalized_shape`; `weight` and `bias` have this shape.
     pub fn layer_norm_over(
-        &self,
+        self,
         normalized_shape: &[usize],
-        weight: Option<&Var>,
-        bias: Option<&Var>,
+        weight: Option<Var>,
+        bias: Option<Var>,
         eps: f64,
     ) -> Result<Var> {
+        let shape = self.shape();
         let (x, [weight, bias]) = self.flat_for_norm("layer_norm", normalized_shape, [weight, bias])?;
-        x.layer_norm(weight.as_ref(), bias.as_ref(), eps)?.reshape(&self.shape())
+        x.layer_norm(weight, bias, eps)?.reshape(&shape)
     }
 
     /// The dimensions of `normalized_shape` as one, here and in the parameters.
     pub(crate) fn flat_for_norm<const P: usize>(
-        &self,
+        self,
         op: &'static str,
         normalized_shape: &[usize],
-        parameters: [Option<&Var>; P],
+        parameters: [Option<Var>; P],
     ) -> Result<(Var, [Option<Var>; P])> {
         let shape = self.shape();
         if normalized_shape.is_empty() || !shape.ends_with(normalized_shape) {

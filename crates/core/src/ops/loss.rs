@@ -163,8 +163,8 @@ impl Rule for LossOp {
 }
 
 impl Var {
-    fn loss(&self, f: Loss, target: &Var, reduction: LossReduction) -> Result<Var> {
-        self.apply(LossOp { f, weight: false }, &[target])?.reduced(reduction)
+    fn loss(self, f: Loss, target: impl Into<Var>, reduction: LossReduction) -> Result<Var> {
+        self.apply(LossOp { f, weight: false }, [target.into()])?.reduced(reduction)
     }
 
     fn reduced(self, reduction: LossReduction) -> Result<Var> {
@@ -176,34 +176,34 @@ impl Var {
     }
 
     /// Squared error. Backward reads prediction and target, as for all elementwise losses.
-    pub fn mse_loss(&self, target: &Var, reduction: LossReduction) -> Result<Var> {
+    pub fn mse_loss(self, target: impl Into<Var>, reduction: LossReduction) -> Result<Var> {
         self.loss(Loss::Squared, target, reduction)
     }
 
     /// Absolute error; the gradient at 0 is 0.
-    pub fn l1_loss(&self, target: &Var, reduction: LossReduction) -> Result<Var> {
+    pub fn l1_loss(self, target: impl Into<Var>, reduction: LossReduction) -> Result<Var> {
         self.loss(Loss::Absolute, target, reduction)
     }
 
     /// Squared error / (2 beta) where the absolute error is below beta, else absolute error - beta/2; with beta 0 the
     /// absolute error.
-    pub fn smooth_l1_loss(&self, target: &Var, beta: f64, reduction: LossReduction) -> Result<Var> {
+    pub fn smooth_l1_loss(self, target: impl Into<Var>, beta: f64, reduction: LossReduction) -> Result<Var> {
         self.loss(if beta == 0.0 { Loss::Absolute } else { Loss::SmoothL1(beta) }, target, reduction)
     }
 
     /// Half the squared error up to delta, beyond it delta (absolute error - delta/2).
-    pub fn huber_loss(&self, target: &Var, delta: f64, reduction: LossReduction) -> Result<Var> {
+    pub fn huber_loss(self, target: impl Into<Var>, delta: f64, reduction: LossReduction) -> Result<Var> {
         self.loss(Loss::Huber(delta), target, reduction)
     }
 
     /// Kullback-Leibler divergence of log-probabilities (`self`) from probabilities, or from log-probabilities with
     /// `log_target`. Reads only the target where it needs no gradient. PyTorch's `batchmean` is [`Var::kl_div_batchmean`].
-    pub fn kl_div(&self, target: &Var, log_target: bool, reduction: LossReduction) -> Result<Var> {
+    pub fn kl_div(self, target: impl Into<Var>, log_target: bool, reduction: LossReduction) -> Result<Var> {
         self.loss(if log_target { Loss::KlDivergenceLog } else { Loss::KlDivergence }, target, reduction)
     }
 
     /// The sum of the divergence divided by the size of dimension 0: the mean over a batch.
-    pub fn kl_div_batchmean(&self, target: &Var, log_target: bool) -> Result<Var> {
+    pub fn kl_div_batchmean(self, target: impl Into<Var>, log_target: bool) -> Result<Var> {
         let Some(&batch) = self.shape().first() else {
             return Err(self.invalid("kl_div", "batchmean needs a batch dimension, got a scalar"));
         };
@@ -213,15 +213,14 @@ impl Var {
     /// Binary cross-entropy of logits (`self`) against probabilities, each element weighed by `weight` and the positive
     /// part by `pos_weight`, both broadcast.
     pub fn binary_cross_entropy_with_logits(
-        &self,
-        target: &Var,
-        weight: Option<&Var>,
-        pos_weight: Option<&Var>,
+        self,
+        target: impl Into<Var>,
+        weight: Option<Var>,
+        pos_weight: Option<Var>,
         reduction: LossReduction,
     ) -> Result<Var> {
         let op = LossOp { f: Loss::BinaryLogits, weight: pos_weight.is_some() };
-        let others: SmallVec<[&Var; 2]> = std::iter::once(target).chain(pos_weight).collect();
-        let loss = self.apply(op, &others)?;
+        let loss = self.apply(op, std::iter::once(target.into()).chain(pos_weight))?;
         let loss = match weight {
             Some(weight) => loss.mul(weight)?,
             None => loss,

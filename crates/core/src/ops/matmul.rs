@@ -351,14 +351,15 @@ impl Var {
     /// Matrix product `[.., m, k] x [.., k, n] -> [.., m, n]` with broadcast batch dimensions. An operand of rank 1 is a
     /// row on the left and a column on the right, and that dimension vanishes. Backward reads each operand whose partner
     /// needs a gradient.
-    pub fn matmul(&self, other: &Var) -> Result<Var> {
+    pub fn matmul(self, other: impl Into<Var>) -> Result<Var> {
+        let other = other.into();
         let (row, column) = (self.shape().len() == 1, other.shape().len() == 1);
         if !row && !column {
-            return self.apply(Matmul, &[other]);
+            return self.apply(Matmul, [other]);
         }
-        let a = if row { self.unsqueeze(0)? } else { self.clone() };
-        let b = if column { other.unsqueeze(1)? } else { other.clone() };
-        let y = a.apply(Matmul, &[&b])?;
+        let a = if row { self.unsqueeze(0)? } else { self };
+        let b = if column { other.unsqueeze(1)? } else { other };
+        let y = a.apply(Matmul, [b])?;
         let mut shape = y.shape();
         let n = shape.len();
         if column {
@@ -371,36 +372,40 @@ impl Var {
     }
 
     /// Product of two matrices. Backward reads each operand whose partner needs a gradient.
-    pub fn mm(&self, other: &Var) -> Result<Var> {
+    pub fn mm(self, other: impl Into<Var>) -> Result<Var> {
+        let other = other.into();
         strict(&self.shape(), &other.shape(), 2).map_err(|reason| self.invalid("mm", reason))?;
         self.matmul(other)
     }
 
     /// Products of two batches of matrices. Backward reads each operand whose partner needs a gradient.
-    pub fn bmm(&self, other: &Var) -> Result<Var> {
+    pub fn bmm(self, other: impl Into<Var>) -> Result<Var> {
+        let other = other.into();
         strict(&self.shape(), &other.shape(), 3).map_err(|reason| self.invalid("bmm", reason))?;
         self.matmul(other)
     }
 
     /// beta self + alpha a b for matrices, this broadcast to the product and ignored if beta is 0. Backward reads a and b.
-    pub fn addmm(&self, a: &Var, b: &Var, beta: f64, alpha: f64) -> Result<Var> {
-        self.apply(AddMatmul { beta, alpha, batched: false }, &[a, b])
+    pub fn addmm(self, a: impl Into<Var>, b: impl Into<Var>, beta: f64, alpha: f64) -> Result<Var> {
+        self.apply(AddMatmul { beta, alpha, batched: false }, [a.into(), b.into()])
     }
 
     /// As [`addmm`](Var::addmm) for batches of matrices.
-    pub fn baddbmm(&self, a: &Var, b: &Var, beta: f64, alpha: f64) -> Result<Var> {
-        self.apply(AddMatmul { beta, alpha, batched: true }, &[a, b])
+    pub fn baddbmm(self, a: impl Into<Var>, b: impl Into<Var>, beta: f64, alpha: f64) -> Result<Var> {
+        self.apply(AddMatmul { beta, alpha, batched: true }, [a.into(), b.into()])
     }
 
     /// The products of all pairs: `[n]` and `[m]` give `[n, m]`. Backward reads both.
-    pub fn outer(&self, other: &Var) -> Result<Var> {
-        self.vectors("outer", other)?;
-        self.unsqueeze(1)?.apply(Matmul, &[&other.unsqueeze(0)?])
+    pub fn outer(self, other: impl Into<Var>) -> Result<Var> {
+        let other = other.into();
+        self.vectors("outer", &other)?;
+        self.unsqueeze(1)?.apply(Matmul, [other.unsqueeze(0)?])
     }
 
     /// The sum of products of two vectors: a scalar. Backward reads both.
-    pub fn dot(&self, other: &Var) -> Result<Var> {
-        self.vectors("dot", other)?;
+    pub fn dot(self, other: impl Into<Var>) -> Result<Var> {
+        let other = other.into();
+        self.vectors("dot", &other)?;
         self.matmul(other)
     }
 
@@ -413,26 +418,24 @@ impl Var {
 
     /// x W + c over the last dimension: `[.., in] -> [.., out]`, W `[in, out]`. Backward reads x (for the weight's
     /// gradient) and W (for x's).
-    pub fn linear(&self, weight: &Var, bias: Option<&Var>) -> Result<Var> {
-        self.linear_with(weight, bias, false)
+    pub fn linear(self, weight: impl Into<Var>, bias: Option<Var>) -> Result<Var> {
+        self.linear_with(weight.into(), bias, false)
     }
 
     /// x W^T + c: as [`linear`](Var::linear) with W `[out, in]`, as PyTorch's, or for a head tied to an embedding. With
     /// W `[in]` and a scalar c, the last dimension vanishes.
-    pub fn linear_transposed(&self, weight: &Var, bias: Option<&Var>) -> Result<Var> {
+    pub fn linear_transposed(self, weight: impl Into<Var>, bias: Option<Var>) -> Result<Var> {
+        let weight = weight.into();
         if weight.shape().len() != 1 {
             return self.linear_with(weight, bias, true);
         }
         let bias = bias.map(|c| c.unsqueeze(0)).transpose()?;
-        let y = self.linear_with(&weight.unsqueeze(0)?, bias.as_ref(), true)?;
+        let y = self.linear_with(weight.unsqueeze(0)?, bias, true)?;
         y.squeeze_dims(&[-1])
     }
 
-    fn linear_with(&self, weight: &Var, bias: Option<&Var>, transposed: bool) -> Result<Var> {
+    fn linear_with(self, weight: Var, bias: Option<Var>, transposed: bool) -> Result<Var> {
         let op = Linear { transposed, bias: bias.is_some() };
-        match bias {
-            Some(bias) => self.apply(op, &[weight, bias]),
-            None => self.apply(op, &[weight]),
-        }
+        self.apply(op, std::iter::once(weight).chain(bias))
     }
 }

@@ -96,14 +96,14 @@ impl Rule for MaxIndex {
 impl Var {
     /// The largest along `dim` and its index (i64, the first of equals, to which the gradient goes). Backward reads the
     /// indices.
-    pub fn max_dim(&self, dim: isize, keepdim: bool) -> Result<(Var, Var)> {
+    pub fn max_dim(self, dim: isize, keepdim: bool) -> Result<(Var, Var)> {
         let rank = self.shape().len();
         let found = dimension(dim, rank.max(1)).map_err(|reason| self.invalid("max", reason))?;
         if rank == 0 {
             let (y, k) = self.reshape(&[1])?.max_dim(0, false)?;
             return Ok((y, k));
         }
-        let mut outputs = self.apply_all(MaxIndex { dim: found, keepdim }, &[])?.into_iter();
+        let mut outputs = self.apply_all(MaxIndex { dim: found, keepdim }, [])?.into_iter();
         Ok((outputs.next().expect("values"), outputs.next().expect("indices")))
     }
 }

@@ -108,7 +108,7 @@ fn copy_padded(exec: &Exec<'_>, x: &Tensor, out: &Tensor, widths: &[(isize, isiz
 impl Var {
     /// This with `value` around it: `widths` are (before, behind) for the last dimension, then the one before it, and so
     /// on, flat as in PyTorch; negative ones cut. Backward reads nothing.
-    pub fn pad(&self, widths: &[isize], value: f64) -> Result<Var> {
+    pub fn pad(self, widths: &[isize], value: f64) -> Result<Var> {
         let rank = self.shape().len();
         if !widths.len().is_multiple_of(2) || widths.len() / 2 > rank {
             let reason = format!("needs two widths for each of at most {rank} dimensions, got {}", widths.len());
@@ -118,6 +118,6 @@ impl Var {
         for (pair, width) in pairs.iter_mut().rev().zip(widths.chunks(2)) {
             *pair = (width[0], width[1]);
         }
-        self.apply(Pad { widths: pairs, value }, &[])
+        self.apply(Pad { widths: pairs, value }, [])
     }
 }

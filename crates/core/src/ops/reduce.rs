@@ -276,7 +276,7 @@ impl Rule for ReduceOp {
 
 impl Var {
     /// Over no dimensions named, over all.
-    fn reduce(&self, f: Reduction, dims: &[isize], keepdim: bool) -> Result<Var> {
+    fn reduce(self, f: Reduction, dims: &[isize], keepdim: bool) -> Result<Var> {
         let rank = self.shape().len();
         let mut found: SmallVec<[usize; 4]> = SmallVec::new();
         for &d in dims {
@@ -293,60 +293,61 @@ impl Var {
             found.extend(0..rank);
         }
         found.sort_unstable();
-        self.apply(ReduceOp { f, dims: found, keepdim }, &[])
+        self.apply(ReduceOp { f, dims: found, keepdim }, [])
     }
 
     /// The sum over all dimensions: a scalar. Backward reads nothing.
-    pub fn sum(&self) -> Result<Var> {
+    pub fn sum(self) -> Result<Var> {
         self.sum_dims(&[], false)
     }
     /// The sum over `dims` (negative counts from the end; none means all, here and in the reductions below). Backward
     /// reads nothing.
-    pub fn sum_dims(&self, dims: &[isize], keepdim: bool) -> Result<Var> {
+    pub fn sum_dims(self, dims: &[isize], keepdim: bool) -> Result<Var> {
         self.reduce(Reduction::Of(Reduce::Sum), dims, keepdim)
     }
     /// The mean over all dimensions: a scalar. Backward reads nothing.
-    pub fn mean(&self) -> Result<Var> {
+    pub fn mean(self) -> Result<Var> {
         self.mean_dims(&[], false)
     }
     /// The mean over `dims`. Backward reads nothing.
-    pub fn mean_dims(&self, dims: &[isize], keepdim: bool) -> Result<Var> {
+    pub fn mean_dims(self, dims: &[isize], keepdim: bool) -> Result<Var> {
         self.reduce(Reduction::Mean, dims, keepdim)
     }
     /// The largest over `dims`; ties share the gradient evenly. Backward reads x, exactly.
-    pub fn amax(&self, dims: &[isize], keepdim: bool) -> Result<Var> {
+    pub fn amax(self, dims: &[isize], keepdim: bool) -> Result<Var> {
         self.reduce(Reduction::Of(Reduce::Max), dims, keepdim)
     }
     /// The smallest over `dims`; ties share the gradient evenly. Backward reads x, exactly.
-    pub fn amin(&self, dims: &[isize], keepdim: bool) -> Result<Var> {
+    pub fn amin(self, dims: &[isize], keepdim: bool) -> Result<Var> {
         self.reduce(Reduction::Of(Reduce::Min), dims, keepdim)
     }
     /// The product over `dims`; the gradient is exact with zeros. Backward reads x.
-    pub fn prod(&self, dims: &[isize], keepdim: bool) -> Result<Var> {
+    pub fn prod(self, dims: &[isize], keepdim: bool) -> Result<Var> {
         self.reduce(Reduction::Of(Reduce::Prod), dims, keepdim)
     }
     /// ln sum e^x over `dims`, without overflow. Backward reads x.
-    pub fn logsumexp(&self, dims: &[isize], keepdim: bool) -> Result<Var> {
+    pub fn logsumexp(self, dims: &[isize], keepdim: bool) -> Result<Var> {
         self.reduce(Reduction::Of(Reduce::LogSumExp), dims, keepdim)
     }
     /// The variance over `dims`: the sum of squared deviations by n - `correction` (usually 1). Backward reads x.
-    pub fn var(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<Var> {
+    pub fn var(self, dims: &[isize], correction: f64, keepdim: bool) -> Result<Var> {
         self.reduce(Reduction::Of(Reduce::Var { correction }), dims, keepdim)
     }
     /// The root of [`var`](Var::var); no gradient where it is 0. Backward reads x.
-    pub fn std(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<Var> {
+    pub fn std(self, dims: &[isize], correction: f64, keepdim: bool) -> Result<Var> {
         self.reduce(Reduction::Of(Reduce::Std { correction }), dims, keepdim)
     }
     /// (sum |x|^ord)^(1/ord) over `dims`; ord 0 counts what isn't 0, an infinite one takes the largest or smallest
     /// magnitude. Backward reads x.
-    pub fn vector_norm(&self, ord: f64, dims: &[isize], keepdim: bool) -> Result<Var> {
+    pub fn vector_norm(self, ord: f64, dims: &[isize], keepdim: bool) -> Result<Var> {
         self.reduce(Reduction::Of(Reduce::Norm { ord }), dims, keepdim)
     }
     /// x / max(norm of order `ord` over `dim`, eps): by vectors of that norm. An eps that f16 doesn't hold counts as the
     /// smallest number that it holds, so that zeros stay zeros. Backward reads x and the norms.
-    pub fn normalize(&self, ord: f64, dim: isize, eps: f64) -> Result<Var> {
+    pub fn normalize(self, ord: f64, dim: isize, eps: f64) -> Result<Var> {
         let smallest = if self.dtype() == DType::F16 { 2f64.powi(-24) } else { 0.0 };
         let eps = if eps > 0.0 { eps.max(smallest) } else { eps };
-        self.div(&self.vector_norm(ord, &[dim], true)?.clamp(eps, f64::INFINITY)?)
+        let norm = self.clone().vector_norm(ord, &[dim], true)?.clamp(eps, f64::INFINITY)?;
+        self.div(norm)
     }
 }

@@ -89,12 +89,12 @@ impl Rule for Repeat {
 impl Var {
     /// This laid side by side `times[d]` times along each dimension; a copy (see [`expand`](Var::expand) for a view).
     /// More numbers than dimensions add leading ones. Backward reads nothing.
-    pub fn repeat<N: Extent>(&self, times: &[N]) -> Result<Var> {
+    pub fn repeat<N: Extent>(self, times: &[N]) -> Result<Var> {
         let count = |n: &N| {
             usize::try_from(n.get())
                 .map_err(|_| self.invalid("repeat", format!("{} repeats; needs 0 or more", n.get())))
         };
         let times = times.iter().map(count).collect::<Result<_>>()?;
-        self.apply(Repeat { times }, &[])
+        self.apply(Repeat { times }, [])
     }
 }

@@ -112,10 +112,11 @@ impl Rule for RmsNorm {
 impl Var {
     /// RMS norm over the last dimensions, those of `normalized_shape`, which is also the weight's shape; without `eps`
     /// the machine epsilon of the dtype. Backward reads x, rstd, and the weight.
-    pub fn rms_norm(&self, normalized_shape: &[usize], weight: Option<&Var>, eps: Option<f64>) -> Result<Var> {
+    pub fn rms_norm(self, normalized_shape: &[usize], weight: Option<Var>, eps: Option<f64>) -> Result<Var> {
+        let (shape, dtype) = (self.shape(), self.dtype());
         let (x, [weight]) = self.flat_for_norm("rms_norm", normalized_shape, [weight])?;
-        let machine = if self.dtype() == DType::F64 { f64::EPSILON } else { f32::EPSILON as f64 };
+        let machine = if dtype == DType::F64 { f64::EPSILON } else { f32::EPSILON as f64 };
         let op = RmsNorm { eps: eps.unwrap_or(machine), weight: weight.is_some() };
-        x.apply(op, &weight.iter().collect::<SmallVec<[&Var; 1]>>())?.reshape(&self.shape())
+        x.apply(op, weight)?.reshape(&shape)
     }
 }

@@ -83,7 +83,7 @@ fn copy_rolled(exec: &Exec<'_>, x: &Tensor, out: &Tensor, shifts: &[(usize, usiz
 impl Var {
     /// The elements shifted cyclically by `shifts[i]` places along `dims[i]` (negative counts from the end; negative
     /// shifts go towards the front): a copy. Backward reads nothing.
-    pub fn roll_dims(&self, shifts: &[isize], dims: &[isize]) -> Result<Var> {
+    pub fn roll_dims(self, shifts: &[isize], dims: &[isize]) -> Result<Var> {
         if shifts.len() != dims.len() || shifts.is_empty() {
             let (s, d) = (shifts.len(), dims.len());
             return Err(self.invalid("roll", format!("needs one shift for each dimension, got {s} for {d}")));
@@ -99,11 +99,12 @@ impl Var {
                 None => places.push((d, shift)),
             }
         }
-        self.apply(Roll { shifts: places }, &[])
+        self.apply(Roll { shifts: places }, [])
     }
 
     /// The elements in row-major order shifted cyclically by `shift` places: a copy. Backward reads nothing.
-    pub fn roll(&self, shift: isize) -> Result<Var> {
-        self.flatten(0, -1)?.roll_dims(&[shift], &[0])?.reshape(&self.shape())
+    pub fn roll(self, shift: isize) -> Result<Var> {
+        let shape = self.shape();
+        self.flatten(0, -1)?.roll_dims(&[shift], &[0])?.reshape(&shape)
     }
 }

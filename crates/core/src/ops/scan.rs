@@ -97,20 +97,20 @@ impl Rule for ScanOp {
 
 impl Var {
     /// The running sum along `dim`. Backward reads nothing.
-    pub fn cumsum(&self, dim: isize) -> Result<Var> {
+    pub fn cumsum(self, dim: isize) -> Result<Var> {
         self.scan(Scan::Sum, dim)
     }
     /// The running product along `dim`; the gradient is exact with zeros. Backward reads x.
-    pub fn cumprod(&self, dim: isize) -> Result<Var> {
+    pub fn cumprod(self, dim: isize) -> Result<Var> {
         self.scan(Scan::Prod, dim)
     }
 
-    fn scan(&self, f: Scan, dim: isize) -> Result<Var> {
+    fn scan(self, f: Scan, dim: isize) -> Result<Var> {
         let rank = self.shape().len();
         let dim = dimension(dim, rank.max(1)).map_err(|reason| self.invalid(ScanOp { f, dim: 0 }.name(), reason))?;
         match rank {
             0 => self.reshape(&[1])?.scan(f, 0)?.reshape::<usize>(&[]),
-            _ => self.apply(ScanOp { f, dim }, &[]),
+            _ => self.apply(ScanOp { f, dim }, []),
         }
     }
 }

@@ -121,26 +121,26 @@ impl Rule for LogSoftmax {
 
 impl Var {
     /// Softmax over the last dimension. Backward reads the output.
-    pub fn softmax(&self) -> Result<Var> {
-        self.apply(Softmax, &[])
+    pub fn softmax(self) -> Result<Var> {
+        self.apply(Softmax, [])
     }
     /// Softmax over dimension `dim`. Backward reads the output.
-    pub fn softmax_dim(&self, dim: isize) -> Result<Var> {
-        self.with_last("softmax", dim, |x| x.apply(Softmax, &[]))
+    pub fn softmax_dim(self, dim: isize) -> Result<Var> {
+        self.with_last("softmax", dim, |x| x.apply(Softmax, []))
     }
     /// The softmax's logarithm over dimension `dim`. Backward reads the output.
-    pub fn log_softmax(&self, dim: isize) -> Result<Var> {
-        self.with_last("log_softmax", dim, |x| x.apply(LogSoftmax, &[]))
+    pub fn log_softmax(self, dim: isize) -> Result<Var> {
+        self.with_last("log_softmax", dim, |x| x.apply(LogSoftmax, []))
     }
 
     /// f on a view that has `dim` last, viewed back. A scalar counts as a vector of one element.
-    fn with_last(&self, op: &'static str, dim: isize, f: impl Fn(&Var) -> Result<Var>) -> Result<Var> {
+    fn with_last(self, op: &'static str, dim: isize, f: impl Fn(Var) -> Result<Var>) -> Result<Var> {
         let rank = self.shape().len();
         let found = dimension(dim, rank.max(1)).map_err(|reason| self.invalid(op, reason))?;
         match rank {
-            0 => f(&self.reshape(&[1])?)?.reshape::<usize>(&[]),
+            0 => f(self.reshape(&[1])?)?.reshape::<usize>(&[]),
             _ if found + 1 == rank => f(self),
-            _ => f(&self.transpose(dim, -1)?)?.transpose(dim, -1),
+            _ => f(self.transpose(dim, -1)?)?.transpose(dim, -1),
         }
     }
 }

@@ -156,22 +156,22 @@ impl Rule for TernaryOp {
 }
 
 impl Var {
-    fn ternary(&self, f: Ternary, b: &Var, c: &Var) -> Result<Var> {
-        let operands = binary::promoted(&[self, b, c])?;
-        operands[0].apply(TernaryOp(f), &[&operands[1], &operands[2]])
+    fn ternary(self, f: Ternary, b: impl Into<Var>, c: impl Into<Var>) -> Result<Var> {
+        let mut operands = binary::promoted(smallvec![self, b.into(), c.into()])?.into_iter();
+        operands.next().expect("self").apply(TernaryOp(f), operands)
     }
 
     /// a + weight (end - a), from `self` to `end`. Backward reads the weight (for the ends' gradients) and both ends (for
     /// the weight's).
-    pub fn lerp(&self, end: &Var, weight: &Var) -> Result<Var> {
+    pub fn lerp(self, end: impl Into<Var>, weight: impl Into<Var>) -> Result<Var> {
         self.ternary(Ternary::Lerp, end, weight)
     }
     /// a + value b c. Backward reads b and c, each if the other needs a gradient.
-    pub fn addcmul(&self, b: &Var, c: &Var, value: f64) -> Result<Var> {
+    pub fn addcmul(self, b: impl Into<Var>, c: impl Into<Var>, value: f64) -> Result<Var> {
         self.ternary(Ternary::Addcmul(value), b, c)
     }
     /// a + value b / c. Backward reads c, and b if c needs a gradient.
-    pub fn addcdiv(&self, b: &Var, c: &Var, value: f64) -> Result<Var> {
+    pub fn addcdiv(self, b: impl Into<Var>, c: impl Into<Var>, value: f64) -> Result<Var> {
         self.ternary(Ternary::Addcdiv(value), b, c)
     }
 }

@@ -82,11 +82,11 @@ impl Rule for Triangle {
 
 impl Var {
     /// `[.., rows, columns]` with 0 above the diagonal j - i = `diagonal`. Backward reads nothing.
-    pub fn tril(&self, diagonal: isize) -> Result<Var> {
-        self.apply(Triangle { upper: false, diagonal }, &[])
+    pub fn tril(self, diagonal: isize) -> Result<Var> {
+        self.apply(Triangle { upper: false, diagonal }, [])
     }
     /// `[.., rows, columns]` with 0 below the diagonal j - i = `diagonal`. Backward reads nothing.
-    pub fn triu(&self, diagonal: isize) -> Result<Var> {
-        self.apply(Triangle { upper: true, diagonal }, &[])
+    pub fn triu(self, diagonal: isize) -> Result<Var> {
+        self.apply(Triangle { upper: true, diagonal }, [])
     }
 }

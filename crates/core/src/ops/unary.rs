@@ -174,8 +174,8 @@ macro_rules! methods {
     ($($(#[$doc:meta])* $name:ident => $f:ident),* $(,)?) => {
         impl Var {
             $($(#[$doc])*
-            pub fn $name(&self) -> Result<Var> {
-                self.apply(UnaryOp(Unary::$f), &[])
+            pub fn $name(self) -> Result<Var> {
+                self.apply(UnaryOp(Unary::$f), [])
             })*
         }
     };
@@ -226,35 +226,35 @@ methods! {
 
 impl Var {
     /// c x. Backward reads nothing.
-    pub fn scale(&self, c: f64) -> Result<Var> {
-        self.apply(UnaryOp(Unary::Scale(c)), &[])
+    pub fn scale(self, c: f64) -> Result<Var> {
+        self.apply(UnaryOp(Unary::Scale(c)), [])
     }
     /// x + c. Backward reads nothing.
-    pub fn shift(&self, c: f64) -> Result<Var> {
-        self.apply(UnaryOp(Unary::Shift(c)), &[])
+    pub fn shift(self, c: f64) -> Result<Var> {
+        self.apply(UnaryOp(Unary::Shift(c)), [])
     }
     /// ln(1 + e^(beta x)) / beta, and x itself where beta x > threshold (usually 1 and 20). Backward reads x.
-    pub fn softplus(&self, beta: f64, threshold: f64) -> Result<Var> {
-        self.apply(UnaryOp(Unary::Softplus { beta, threshold }), &[])
+    pub fn softplus(self, beta: f64, threshold: f64) -> Result<Var> {
+        self.apply(UnaryOp(Unary::Softplus { beta, threshold }), [])
     }
     /// x where x > 0, else `slope` x (usually 0.01); the gradient at 0 is the slope. Backward reads x.
-    pub fn leaky_relu(&self, slope: f64) -> Result<Var> {
-        self.apply(UnaryOp(Unary::LeakyRelu(slope)), &[])
+    pub fn leaky_relu(self, slope: f64) -> Result<Var> {
+        self.apply(UnaryOp(Unary::LeakyRelu(slope)), [])
     }
     /// x where x > 0, else alpha (e^x - 1) (alpha usually 1); the gradient at NaN is NaN. Backward reads x.
-    pub fn elu(&self, alpha: f64) -> Result<Var> {
-        self.apply(UnaryOp(Unary::Elu(alpha)), &[])
+    pub fn elu(self, alpha: f64) -> Result<Var> {
+        self.apply(UnaryOp(Unary::Elu(alpha)), [])
     }
     /// x limited to [low, high]; an infinite bound is none. The gradient at a bound is 0, NaN passes it. Backward reads x.
-    pub fn clamp(&self, low: f64, high: f64) -> Result<Var> {
-        self.apply(UnaryOp(Unary::Clamp { low, high }), &[])
+    pub fn clamp(self, low: f64, high: f64) -> Result<Var> {
+        self.apply(UnaryOp(Unary::Clamp { low, high }), [])
     }
     /// x^c. Backward reads x.
-    pub fn pow_scalar(&self, c: f64) -> Result<Var> {
-        self.apply(UnaryOp(Unary::Pow(c)), &[])
+    pub fn pow_scalar(self, c: f64) -> Result<Var> {
+        self.apply(UnaryOp(Unary::Pow(c)), [])
     }
     /// base^x. Backward reads the output.
-    pub fn scalar_pow(&self, base: f64) -> Result<Var> {
-        self.apply(UnaryOp(Unary::PowBase(base)), &[])
+    pub fn scalar_pow(self, base: f64) -> Result<Var> {
+        self.apply(UnaryOp(Unary::PowBase(base)), [])
     }
 }

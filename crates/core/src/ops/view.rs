@@ -297,22 +297,22 @@ impl Rule for Split {
 impl Var {
     /// The same elements with another shape, in which one size may be -1: what the others leave. A view, or a copy
     /// first where the strides don't allow one (then op `contiguous` is recorded too).
-    pub fn reshape<N: Extent>(&self, shape: &[N]) -> Result<Var> {
+    pub fn reshape<N: Extent>(self, shape: &[N]) -> Result<Var> {
         let have: usize = self.shape().iter().product();
         let shape = complete(shape, have).map_err(|reason| self.invalid("reshape", reason))?;
         let copies = element_count(&shape)? == have && self.tensor()?.view_as(&shape)?.is_none();
         let op = Reshape { shape };
-        if copies { self.contiguous()?.apply(op, &[]) } else { self.apply(op, &[]) }
+        if copies { self.contiguous()?.apply(op, []) } else { self.apply(op, []) }
     }
 
     /// A view with the dimensions in another order: `order[i]` (negative counts from the end) becomes dimension i.
-    pub fn permute<N: Extent>(&self, order: &[N]) -> Result<Var> {
+    pub fn permute<N: Extent>(self, order: &[N]) -> Result<Var> {
         let order = order.iter().map(|d| self.dim("permute", d.get())).collect::<Result<_>>()?;
-        self.apply(Permute { order }, &[])
+        self.apply(Permute { order }, [])
     }
 
     /// A view with two dimensions exchanged (negative counts from the end).
-    pub fn transpose(&self, a: isize, b: isize) -> Result<Var> {
+    pub fn transpose(self, a: isize, b: isize) -> Result<Var> {
         let (a, b) = (self.dim_or_scalar("transpose", a)?, self.dim_or_scalar("transpose", b)?);
         let mut order: Shape = (0..self.shape().len()).collect();
         if a != b {
@@ -322,7 +322,7 @@ impl Var {
     }
 
     /// A view with dimensions of size 1 repeated and leading dimensions added; -1 leaves a size as it is.
-    pub fn expand<N: Extent>(&self, shape: &[N]) -> Result<Var> {
+    pub fn expand<N: Extent>(self, shape: &[N]) -> Result<Var> {
         let have = self.shape();
         let size = |(d, n): (usize, &N)| match (n.get(), (d + have.len()).checked_sub(shape.len())) {
             (-1, Some(d)) => Ok(have[d]),
@@ -334,12 +334,12 @@ impl Var {
             }),
         };
         let shape = shape.iter().enumerate().map(size).collect::<Result<_>>()?;
-        self.apply(Expand { shape }, &[])
+        self.apply(Expand { shape }, [])
     }
 
     /// A view of `len` elements of dimension `dim` from `start` (negative counts from the end). It holds the whole of
     /// what it views.
-    pub fn narrow(&self, dim: isize, start: impl Extent, len: impl Extent) -> Result<Var> {
+    pub fn narrow(self, dim: isize, start: impl Extent, len: impl Extent) -> Result<Var> {
         let dim = self.dim("narrow", dim)?;
         let (n, start, len) = (self.shape()[dim] as isize, start.get(), len.get());
         if !(-n..=n).contains(&start) || len < 0 {
@@ -348,11 +348,12 @@ impl Var {
             return Err(self.invalid("narrow", reason));
         }
         let start = if start < 0 { start + n } else { start } as usize;
-        self.apply(Narrow { dim, start, len: len as usize, step: 1 }, &[])
+        self.apply(Narrow { dim, start, len: len as usize, step: 1 }, [])
     }
 
     /// As [`narrow`](Var::narrow), from the number in `start`, an integer tensor of rank 0 (read on the host).
-    pub fn narrow_at(&self, dim: isize, start: &Var, len: impl Extent) -> Result<Var> {
+    pub fn narrow_at(self, dim: isize, start: impl Into<Var>, len: impl Extent) -> Result<Var> {
+        let start = start.into();
         if !start.shape().is_empty() || start.dtype().is_float() || start.dtype() == DType::Bool {
             let reason = format!("start must be an integer tensor of rank 0, got {}{:?}", start.dtype(), start.shape());
             return Err(self.invalid("narrow", reason));
@@ -361,13 +362,13 @@ impl Var {
     }
 
     /// Views of consecutive runs of dimension `dim`; their lengths add up to it.
-    pub fn split(&self, dim: isize, sizes: &[usize]) -> Result<Vec<Var>> {
+    pub fn split(self, dim: isize, sizes: &[usize]) -> Result<Vec<Var>> {
         let dim = self.dim("split", dim)?;
-        self.apply_all(Split { dim, sizes: sizes.into() }, &[])
+        self.apply_all(Split { dim, sizes: sizes.into() }, [])
     }
 
     /// Views of consecutive runs of `size` elements of dimension `dim`, the last one shorter where they don't go into it.
-    pub fn split_every(&self, dim: isize, size: usize) -> Result<Vec<Var>> {
+    pub fn split_every(self, dim: isize, size: usize) -> Result<Vec<Var>> {
         let n = self.shape()[self.dim("split", dim)?];
         if size == 0 && n > 0 {
             return Err(self.invalid("split", format!("dimension {dim} of size {n} can't be cut into runs of size 0")));
@@ -379,7 +380,7 @@ impl Var {
     }
 
     /// At most `chunks` views of consecutive runs of dimension `dim`, of equal lengths but for the last.
-    pub fn chunk(&self, chunks: usize, dim: isize) -> Result<Vec<Var>> {
+    pub fn chunk(self, chunks: usize, dim: isize) -> Result<Vec<Var>> {
         let n = self.shape()[self.dim("chunk", dim)?];
         match (chunks, n) {
             (0, _) => Err(self.invalid("chunk", "needs at least one chunk")),
@@ -400,13 +401,13 @@ impl Var {
     }
 
     /// A view without the dimensions of size 1.
-    pub fn squeeze(&self) -> Result<Var> {
+    pub fn squeeze(self) -> Result<Var> {
         let shape: Shape = self.shape().into_iter().filter(|&n| n != 1).collect();
         self.reshape(&shape)
     }
 
     /// A view without those of `dims` that have size 1; the others stay.
-    pub fn squeeze_dims(&self, dims: &[isize]) -> Result<Var> {
+    pub fn squeeze_dims(self, dims: &[isize]) -> Result<Var> {
         let mut shape = self.shape();
         let mut named: SmallVec<[usize; 4]> =
             dims.iter().map(|&d| self.dim_or_scalar("squeeze", d)).collect::<Result<_>>()?;
@@ -423,7 +424,7 @@ impl Var {
     }
 
     /// A view with a new dimension of size 1 before dimension `dim`; negative counts from behind the last.
-    pub fn unsqueeze(&self, dim: isize) -> Result<Var> {
+    pub fn unsqueeze(self, dim: isize) -> Result<Var> {
         let mut shape = self.shape();
         let dim = dimension(dim, shape.len() + 1).map_err(|_| {
             let n = shape.len() as isize;
@@ -434,7 +435,7 @@ impl Var {
     }
 
     /// A view of position `index` (negative counts from the end) of dimension `dim`, which vanishes.
-    pub fn select(&self, dim: isize, index: impl Extent) -> Result<Var> {
+    pub fn select(self, dim: isize, index: impl Extent) -> Result<Var> {
         let dim = self.dim("select", dim)?;
         let (mut shape, index) = (self.shape(), index.get());
         let Ok(start) = dimension(index, shape[dim]) else {
@@ -443,11 +444,11 @@ impl Var {
             );
         };
         shape.remove(dim);
-        self.apply(Narrow { dim, start, len: 1, step: 1 }, &[])?.reshape(&shape)
+        self.apply(Narrow { dim, start, len: 1, step: 1 }, [])?.reshape(&shape)
     }
 
     /// Views of every position of dimension `dim`, which vanishes.
-    pub fn unbind(&self, dim: isize) -> Result<Vec<Var>> {
+    pub fn unbind(self, dim: isize) -> Result<Vec<Var>> {
         let dim = self.dim("unbind", dim)?;
         let mut shape = self.shape();
         let n = shape.remove(dim);
@@ -455,12 +456,12 @@ impl Var {
             return Ok(Vec::new());
         }
         self.may_cut("unbind", n)?;
-        let parts = self.apply_all(Split { dim, sizes: SmallVec::from_elem(1, n) }, &[])?;
-        parts.iter().map(|part| part.reshape(&shape)).collect()
+        let parts = self.apply_all(Split { dim, sizes: SmallVec::from_elem(1, n) }, [])?;
+        parts.into_iter().map(|part| part.reshape(&shape)).collect()
     }
 
     /// Dimensions `start` to `end` (both included) as one; a scalar becomes `[1]`. A copy where the strides force one.
-    pub fn flatten(&self, start: isize, end: isize) -> Result<Var> {
+    pub fn flatten(self, start: isize, end: isize) -> Result<Var> {
         let (start, end) = (self.dim_or_scalar("flatten", start)?, self.dim_or_scalar("flatten", end)?);
         if start > end {
             return Err(self.invalid("flatten", format!("dimension {start} comes after dimension {end}")));

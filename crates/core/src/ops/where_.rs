@@ -90,19 +90,20 @@ impl Rule for Where {
 impl Var {
     /// `self` where `cond` (bool) is true, else `other`, with broadcasting. Operands of different dtypes are promoted to the
     /// widest float; so beside a float, scalars (and tensors) of any dtype will do. Backward reads the condition.
-    pub fn where_(&self, cond: &Var, other: &Var) -> Result<Var> {
-        let operands = binary::promoted(&[self, other])?;
-        cond.apply(Where, &[&operands[0], &operands[1]])
+    pub fn where_(self, cond: impl Into<Var>, other: impl Into<Var>) -> Result<Var> {
+        cond.into().apply(Where, binary::promoted(smallvec![self, other.into()])?)
     }
 
     /// x with `value` where `mask` (bool) is true. Backward reads the mask.
-    pub fn masked_fill(&self, mask: &Var, value: f64) -> Result<Var> {
+    pub fn masked_fill(self, mask: impl Into<Var>, value: f64) -> Result<Var> {
         let value = Tensor::full(&self.tape().device(), &[], self.dtype(), value)?;
-        self.masked_fill_with(mask, &self.tape().constant(&value)?)
+        let value = self.tape().constant(&value)?;
+        self.masked_fill_with(mask, value)
     }
 
     /// x with the one number of `value`, which may take a gradient, where `mask` (bool) is true. Backward reads the mask.
-    pub fn masked_fill_with(&self, mask: &Var, value: &Var) -> Result<Var> {
+    pub fn masked_fill_with(self, mask: impl Into<Var>, value: impl Into<Var>) -> Result<Var> {
+        let value = value.into();
         if !value.shape().is_empty() {
             return Err(self.invalid("masked_fill", format!("the value must be a scalar, got {:?}", value.shape())));
         }

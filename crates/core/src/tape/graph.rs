@@ -7,14 +7,14 @@
 use super::audit::Fingerprint;
 use super::scope::ScopeFrame;
 use super::trace::{Event, Recording};
-use super::{ParameterId, Stats, TapeOptions};
+use super::{ParameterId, Stats, TapeOptions, Var};
 use crate::kernel::RandomStream;
 use crate::mark::{Decision, Int8Spec, Site};
 use crate::ops::{Op, Saves, Slot, Spec};
 use crate::{Device, Error, Holds, Mark, Result, Tensor};
 use slotmap::{SlotMap, new_key_type};
 use smallvec::{SmallVec, smallvec};
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::rc::Rc;
 
 new_key_type! {
@@ -200,6 +200,10 @@ pub(crate) struct Graph {
     /// The latest pass began here: marks of values recorded before are fixed.
     pub marked_before: u64,
     pub consumed: bool,
+    /// Handles that the latest op was given by value, in order: they go when the tape is next used.
+    pub ended: VecDeque<ValueKey>,
+    /// The node of the values that the latest op made, or viewed.
+    latest: Option<NodeKey>,
     /// An error of a settling in `Drop`, returned by the next call.
     pub parked: Option<Error>,
     /// The latest leaf of each parameter, which may be gone, and what every leaf of it is like.
@@ -227,6 +231,8 @@ impl Graph {
             next_scope: 0,
             marked_before: 0,
             consumed: false,
+            ended: VecDeque::new(),
+            latest: None,
             parked: None,
             parameters: HashMap::new(),
             audited_behind_int8: HashSet::new(),
@@ -261,6 +267,17 @@ impl Graph {
     /// Leaves an error for the next call. Of several the first stays: it is nearest to the cause.
     pub fn park(&mut self, error: Error) {
         self.parked.get_or_insert(error);
+    }
+
+    /// Takes the handles that an op was given by value: they go when the tape is next used. `output` is one of its outputs.
+    pub fn end_operands(&mut self, operands: SmallVec<[Var; 3]>, output: ValueKey) {
+        self.latest = Some(self.values[self.root(output)].node);
+        self.ended.extend(operands.into_iter().map(Var::into_key));
+    }
+
+    /// Whether this value, or what it is a view of, is of the latest op, whose operands haven't settled yet.
+    pub fn made_by_latest(&self, value: ValueKey) -> bool {
+        !self.ended.is_empty() && self.latest == Some(self.values[self.root(value)].node)
     }
 
     pub fn root(&self, value: ValueKey) -> ValueKey {

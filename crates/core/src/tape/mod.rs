@@ -19,7 +19,7 @@ use crate::ops::{Exec, KernelClock, Op, Outputs, Saves, Slot, Spec};
 use crate::{DType, Device, Error, Int8Spec, Kernel, Kind, Mark, Moment, Phase, Policy, Result, Rounding, Tensor};
 use graph::{Disposition, Graph, MarkSource, NewNode, NewValue, PendingQuantize, Quantized, ValueKey};
 pub use pass::GradOptions;
-pub use scope::{Scope, checkpoint};
+pub use scope::{Scope, ScopeGuard, scope};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell, RefMut};
 use std::collections::BTreeMap;
@@ -193,13 +193,13 @@ impl Tape {
         }))
     }
 
-    /// The graph, where nothing can have borrowed it.
+    /// The graph in the middle of a call, where nothing can have borrowed it.
     fn graph(&self) -> RefMut<'_, Graph> {
-        self.try_graph("tape").expect("the tape calls policies only inside calls that have its graph")
+        self.borrow("tape").expect("the tape calls policies only inside calls that have its graph")
     }
 
     /// The graph, with what was done to handles meanwhile done first.
-    fn try_graph(&self, what: &'static str) -> Result<RefMut<'_, Graph>> {
+    fn borrow(&self, what: &'static str) -> Result<RefMut<'_, Graph>> {
         while let Ok(mut graph) = self.0.graph.try_borrow_mut() {
             self.0.cloned.borrow_mut().drain(..).for_each(|value| graph.retain_handle(value));
             if let Some(what) = self.0.reentered.take() {
@@ -208,18 +208,47 @@ impl Tape {
             let next = self.0.dropped.borrow_mut().pop();
             let Some(value) = next else { return Ok(graph) };
             drop(graph);
-            self.release(value);
+            self.let_go(value);
         }
         Err(Error::Reentrant { what })
     }
 
+    /// The graph for a call of the user: what the latest op was given by value settles first.
+    fn try_graph(&self, what: &'static str) -> Result<RefMut<'_, Graph>> {
+        self.settle_operands();
+        self.borrow(what)
+    }
+
+    /// The graph for a mark on a value or a fact of it: after either, the op that made it can still be marked `Recompute`.
+    fn graph_at(&self, value: ValueKey, what: &'static str) -> Result<RefMut<'_, Graph>> {
+        let graph = self.borrow(what)?;
+        if graph.made_by_latest(value) {
+            return Ok(graph);
+        }
+        drop(graph);
+        self.try_graph(what)
+    }
+
+    /// Lets go of the handles that the latest op was given by value.
+    fn settle_operands(&self) {
+        while let Ok(mut graph) = self.0.graph.try_borrow_mut()
+            && let Some(value) = graph.ended.pop_front()
+        {
+            drop(graph);
+            self.let_go(value);
+        }
+    }
+
     /// The graph for a call that can't fail: where a policy makes it, it has no answer, and the next call fails.
     fn graph_or_park(&self, what: &'static str) -> Option<RefMut<'_, Graph>> {
-        let graph = self.try_graph(what).ok();
-        if graph.is_none() {
+        self.or_park(what, self.try_graph(what))
+    }
+
+    fn or_park<'a>(&self, what: &'static str, graph: Result<RefMut<'a, Graph>>) -> Option<RefMut<'a, Graph>> {
+        if graph.is_err() {
             self.0.reentered.set(Some(what));
         }
-        graph
+        graph.ok()
     }
 
     /// The device.
@@ -284,11 +313,6 @@ impl Tape {
         Ok(Var { tape: self.clone(), key: keys[0] })
     }
 
-    /// Opens a scope; it closes when the guard is dropped. Names may hold dots (`blocks.3`).
-    pub fn scope(&self, name: &str) -> Scope {
-        Scope::open(self, name)
-    }
-
     /// Runs `f` without recording: what ops inside make are constants, which hold nothing of what they were made from.
     pub fn no_grad<T>(&self, f: impl FnOnce() -> T) -> T {
         struct Pause<'a>(&'a Tape);
@@ -337,13 +361,15 @@ impl Tape {
         Exec::new(device, kind, &self.0.clock)
     }
 
-    /// Runs an op and records it. The first input's tape decides.
-    fn record(&self, op: Rc<Op>, inputs: &[&Var]) -> Result<SmallVec<[Var; 1]>> {
+    /// Runs an op and records it. The first input's tape decides. The inputs' handles go when the tape is next used, see
+    /// [`Var`]; where the op fails, they go at once.
+    fn record(&self, op: Rc<Op>, inputs: SmallVec<[Var; 3]>) -> Result<SmallVec<[Var; 1]>> {
         let rule = op.rule();
         let name = rule.name();
-        let mut graph = self.try_graph(name)?;
+        // What the op before was given settles below: after a view, that op may still get its mark.
+        let mut graph = self.borrow(name)?;
         graph.check(name, None)?;
-        for v in inputs {
+        for v in &inputs {
             if !Rc::ptr_eq(&v.tape.0, &self.0) {
                 return Err(Error::OtherTape { what: name, path: v.path() });
             }
@@ -351,7 +377,7 @@ impl Tape {
         graph.note_let_go();
         let device = graph.device.clone();
         let mut tensors: SmallVec<[Tensor; 3]> = SmallVec::new();
-        for v in inputs {
+        for v in &inputs {
             tensors.push(graph.values[v.key].live.clone().expect("a value with a handle has its tensor"));
         }
         let specs: SmallVec<[Spec; 3]> = tensors.iter().map(Spec::of).collect();
@@ -369,6 +395,7 @@ impl Tape {
             other => other,
         };
         let sequence = graph.next_sequence;
+        let of_latest = graph.made_by_latest(inputs[0].key);
         // Rules run outside the borrow: they may be a user's.
         drop(graph);
         let broken = |reason: String| Error::BrokenRule { op: name, path: path.clone(), reason };
@@ -400,10 +427,16 @@ impl Tape {
                 }
             }
         }
+        let views = rule.view(&tensors[0]);
+        let same_value = of_latest && !paused && views.is_some();
+        if !same_value {
+            self.settle_operands();
+            self.graph().check(name, None)?;
+        }
         device.meter().set_moment(Moment { phase: Phase::Forward, node: sequence });
 
         let before = self.0.clock.nanos();
-        let (outputs, is_view) = match rule.view(&tensors[0]) {
+        let (outputs, is_view) = match views {
             Some(views) => {
                 let views = views.map_err(located)?;
                 let right = views.len() == promised.len()
@@ -427,6 +460,9 @@ impl Tape {
         };
         drop(tensors);
         let cost = rule.cost(&specs, &promised);
+        if !same_value {
+            self.settle_operands(); // the rule may have recorded ops
+        }
 
         let mut graph = self.graph();
         graph.check(name, None)?; // the rule may have ended the tape
@@ -440,11 +476,10 @@ impl Tape {
         graph.tell(|g| Event::Op(op.clone(), inputs.iter().map(|v| g.values[v.key].id).collect()));
         if paused {
             // Every output is a constant: it has no history that could keep its inputs.
-            return Ok(graph
-                .insert_constants(name, outputs)
-                .into_iter()
-                .map(|key| Var { tape: self.clone(), key })
-                .collect());
+            let keys = graph.insert_constants(name, outputs);
+            graph.end_operands(inputs, keys[0]);
+            drop(graph);
+            return Ok(keys.into_iter().map(|key| Var { tape: self.clone(), key }).collect());
         }
         let (keys, pending) = graph.insert(NewNode {
             op: Some(op.clone()),
@@ -461,6 +496,7 @@ impl Tape {
         if profile {
             graph.add_forward_time(keys[0], self.0.clock.nanos() - before);
         }
+        graph.end_operands(inputs, keys[0]);
         drop(graph);
         for p in pending {
             self.quantize(p);
@@ -512,11 +548,19 @@ impl Tape {
         Ok(if norm == 0.0 { 0.0 } else { (error / norm).sqrt() })
     }
 
+    /// A handle goes.
     fn release(&self, value: ValueKey) {
-        let Ok(mut graph) = self.0.graph.try_borrow_mut() else {
-            self.0.dropped.borrow_mut().push(value);
-            return;
-        };
+        match self.try_graph("drop") {
+            Ok(graph) => {
+                drop(graph);
+                self.let_go(value);
+            }
+            Err(_) => self.0.dropped.borrow_mut().push(value),
+        }
+    }
+
+    fn let_go(&self, value: ValueKey) {
+        let Ok(mut graph) = self.0.graph.try_borrow_mut() else { return };
         let pending = graph.release_handle(value);
         drop(graph);
         if let Some(pending) = pending {

@@ -389,7 +389,7 @@ mod tests {
         let device = meta();
         let tape = Tape::new(&device);
         let x = tape.leaf(&Tensor::full(&device, &[4, 4], DType::F32, 0.0).unwrap()).unwrap();
-        let _scope = tape.scope("all").mark(Mark::Recompute);
+        let _scope = tape.scope(scope("all").mark(Mark::Recompute));
         let shared = x.exp().unwrap();
         let mut h = x.gelu().unwrap();
         for _ in 0..links {

@@ -1,9 +1,9 @@
 //! Scopes: where a value is on the tape, and marks for all values of a region.
 
-use super::Tape;
 use super::graph::{Graph, MarkSource, Stored, ValueKey};
 use super::trace::Event;
-use crate::{Error, Mark, Result};
+use super::{Tape, Var};
+use crate::{Mark, Role};
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -14,6 +14,9 @@ pub(crate) struct ScopeFrame {
     id: u64,
     /// Names of the scopes from the outermost to this one, joined by dots; empty at the top.
     pub path: String,
+    /// The path that a layer's scope was opened with.
+    layer: Option<String>,
+    pub role: Option<Role>,
     pub mark: Option<Mark>,
     /// The innermost segment scope, this one included.
     pub segment: Option<u32>,
@@ -29,6 +32,8 @@ impl ScopeFrame {
         ScopeFrame {
             id: 0,
             path: String::new(),
+            layer: None,
+            role: None,
             mark: None,
             segment: None,
             is_segment: false,
@@ -45,7 +50,11 @@ impl ScopeFrame {
     }
 
     pub fn path_of(&self, name: &str) -> String {
-        if self.path.is_empty() { name.to_string() } else { format!("{}.{name}", self.path) }
+        match (self.path.as_str(), name) {
+            ("", _) => name.to_string(),
+            (_, "") => self.path.clone(),
+            (path, _) => format!("{path}.{name}"),
+        }
     }
 
     pub fn unique_name(&mut self, name: &str) -> String {
@@ -58,83 +67,158 @@ impl ScopeFrame {
     }
 }
 
-/// An open scope of a tape; it closes when dropped. A scope covers the values made inside that don't outlive it: one
-/// whose handle is still held when the scope closes (its output) belongs to the scope around it, by path (it bears the
-/// closed scope's path) and by mark.
+/// What a scope is: its name, and perhaps a role, a mark for its values, and whether it is a segment. [`scope`] makes one.
 ///
-/// Declare it before the values it shall cover: locals are dropped in reverse order.
-#[derive(Debug)]
-#[must_use = "a scope closes when dropped; bind it to a variable"]
+/// A scope covers the values made inside that don't outlive it: one whose handle is still held when the scope closes (its
+/// output) belongs to the scope around it, by path (it bears the closed scope's path) and by mark.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scope {
-    tape: Tape,
-    depth: usize,
-    id: u64,
-    path: String,
+    name: String,
+    of_layer: bool,
+    role: Option<Role>,
+    mark: Option<Mark>,
+    segment: bool,
+}
+
+/// A scope of this name, which may hold dots (`blocks.3`).
+///
+/// ```
+/// use retape_core::{DType, Error, Mark, Role, Tape, Tensor, meta, scope};
+///
+/// let device = meta();
+/// let tape = Tape::new(&device);
+/// let x = tape.leaf(&Tensor::full(&device, &[4, 8], DType::F32, 0.0)?)?;
+/// let y = x.within(scope("mlp").role(Role::FeedForward).mark(Mark::Recompute), |x| x.gelu()?.square())?;
+/// assert_eq!(y.path(), "mlp");
+/// # Ok::<(), Error>(())
+/// ```
+pub fn scope(name: impl Into<String>) -> Scope {
+    Scope { name: name.into(), of_layer: false, role: None, mark: None, segment: false }
 }
 
 impl Scope {
-    pub(super) fn open(tape: &Tape, name: &str) -> Scope {
+    /// The scope of the layer whose parameters lie under `path`. What is inside has this path too: of the path, a layer
+    /// adds what the innermost open layer that it is part of doesn't have. Scopes of other kinds between the two add theirs.
+    pub fn of_layer(path: impl Into<String>) -> Scope {
+        Scope { of_layer: true, ..scope(path) }
+    }
+
+    /// What its values are to the model; presets go by it.
+    pub fn role(self, role: Role) -> Scope {
+        Scope { role: Some(role), ..self }
+    }
+
+    /// Marks every value of the scope that has no mark of its own. It overrules the policy and outer scopes.
+    pub fn mark(self, mark: Mark) -> Scope {
+        Scope { mark: Some(mark), ..self }
+    }
+
+    /// Makes it a segment: while backward visits another scope, a chain of replays through this one holds only its
+    /// boundaries (the values that outlive it), not its inside.
+    pub fn segment(self) -> Scope {
+        Scope { segment: true, ..self }
+    }
+}
+
+impl From<&str> for Scope {
+    fn from(name: &str) -> Scope {
+        scope(name)
+    }
+}
+
+impl From<String> for Scope {
+    fn from(name: String) -> Scope {
+        scope(name)
+    }
+}
+
+impl From<&String> for Scope {
+    fn from(name: &String) -> Scope {
+        scope(name)
+    }
+}
+
+impl From<&Scope> for Scope {
+    fn from(scope: &Scope) -> Scope {
+        scope.clone()
+    }
+}
+
+impl Tape {
+    /// Opens a scope; it closes when the guard is dropped. Declare the guard before the values that the scope shall cover:
+    /// locals are dropped in reverse order. [`within`](Tape::within) needs no such care.
+    pub fn scope(&self, scope: impl Into<Scope>) -> ScopeGuard {
+        ScopeGuard::open(self, scope.into())
+    }
+
+    /// Runs `f` in a scope. With `.mark(Mark::Recompute)` it is what other engines call a checkpoint: it holds what `f` takes
+    /// from outside and its result, and replays the inside once when backward gets there.
+    pub fn within<T>(&self, scope: impl Into<Scope>, f: impl FnOnce() -> T) -> T {
+        let _scope = self.scope(scope);
+        f()
+    }
+}
+
+impl Var {
+    /// Runs `f` on this value in a scope; see [`Tape::within`].
+    pub fn within<T>(self, scope: impl Into<Scope>, f: impl FnOnce(Var) -> T) -> T {
+        let tape = self.tape.clone();
+        let _scope = tape.scope(scope);
+        f(self)
+    }
+}
+
+/// An open scope of a tape; it closes when dropped.
+#[derive(Debug)]
+#[must_use = "a scope closes when dropped; bind it to a variable"]
+pub struct ScopeGuard {
+    tape: Tape,
+    depth: usize,
+    id: u64,
+}
+
+impl ScopeGuard {
+    fn open(tape: &Tape, scope: Scope) -> ScopeGuard {
         let Some(mut graph) = tape.graph_or_park("scope") else {
             // A scope that is no more open than one that has closed with the one around it.
-            return Scope { tape: tape.clone(), depth: usize::MAX, id: 0, path: name.to_owned() };
+            return ScopeGuard { tape: tape.clone(), depth: usize::MAX, id: 0 };
         };
+        let name = graph.name_of(&scope);
         let parent = graph.scopes.last().expect("the top scope never closes");
         let path = parent.path_of(name);
         let segment = parent.segment;
-        let is_segment = graph.options.policy.as_ref().is_some_and(|p| p.is_segment(&path));
+        let is_segment = scope.segment || graph.options.policy.as_ref().is_some_and(|p| p.is_segment(&path));
         graph.next_scope += 1;
         let id = graph.next_scope;
-        let mut frame = ScopeFrame { id, path: path.clone(), segment, ..ScopeFrame::top() };
+        let layer = scope.of_layer.then(|| scope.name.clone());
+        let mut frame =
+            ScopeFrame { id, path, layer, role: scope.role, mark: scope.mark, segment, ..ScopeFrame::top() };
         if is_segment {
-            frame.make_segment(&mut graph.next_segment);
+            frame.segment = Some(graph.next_segment);
+            frame.is_segment = true;
+            graph.next_segment += 1;
         }
         graph.scopes.push(frame);
-        graph.tell(|_| Event::Open(name.to_string()));
+        graph.tell(|_| Event::Open(scope));
         let depth = graph.scopes.len() - 1;
         drop(graph);
-        Scope { tape: tape.clone(), depth, id, path }
-    }
-
-    /// Changes the open scope; where it has closed with one around it, that is an error, parked.
-    fn change(&self, what: &'static str, event: Event, change: impl FnOnce(&mut ScopeFrame, &mut u32)) {
-        let Some(mut graph) = self.tape.graph_or_park("scope") else { return };
-        let graph = &mut *graph;
-        match graph.scopes.get_mut(self.depth).filter(|s| s.id == self.id) {
-            Some(frame) => {
-                change(frame, &mut graph.next_segment);
-                graph.tell(|_| event);
-            }
-            None => {
-                let reason = "the scope has closed, with the one around it; scopes close in reverse order".into();
-                let path = self.path.clone();
-                graph.park(Error::MarkTooLate { mark: what, path, op: "scope", reason });
-            }
-        }
-    }
-
-    /// Marks every value of this scope that has no mark of its own. It overrules the policy and outer scopes.
-    pub fn mark(self, mark: Mark) -> Scope {
-        self.change(mark.name(), Event::ScopeMark(self.depth, mark), |frame, _| frame.mark = Some(mark));
-        self
-    }
-
-    /// Makes this scope a segment: while backward visits another scope, a chain of replays through this one holds only
-    /// its boundaries (the values that outlive it), not its inside.
-    pub fn segment(self) -> Scope {
-        self.change("segment", Event::Segment(self.depth), ScopeFrame::make_segment);
-        self
+        ScopeGuard { tape: tape.clone(), depth, id }
     }
 }
 
-impl ScopeFrame {
-    fn make_segment(&mut self, next: &mut u32) {
-        self.segment = Some(*next);
-        self.is_segment = true;
-        *next += 1;
+impl Graph {
+    /// What a scope adds to the path of the innermost open one; for a layer, what the layer around it doesn't have.
+    fn name_of<'a>(&self, scope: &'a Scope) -> &'a str {
+        let inside = |layer: &str| {
+            let rest = scope.name.strip_prefix(layer)?;
+            if rest.is_empty() { Some(rest) } else { rest.strip_prefix('.') }
+        };
+        let around = self.scopes.iter().rev().filter(|_| scope.of_layer).filter_map(|frame| frame.layer.as_deref());
+        around.filter_map(inside).next().unwrap_or(&scope.name)
     }
 }
 
-impl Drop for Scope {
+impl Drop for ScopeGuard {
     fn drop(&mut self) {
         // A policy that holds and drops one leaves it open, until the scope around it closes.
         let Some(mut graph) = self.tape.graph_or_park("scope") else { return };
@@ -177,11 +261,4 @@ fn close(graph: &mut Graph) {
         }
         graph.scopes[level].note(key);
     }
-}
-
-/// Runs `f` in a scope of its own whose values are recomputed: what other engines call a checkpoint. It holds what `f`
-/// takes from outside and its result, and replays the inside once when backward gets there.
-pub fn checkpoint<T>(tape: &Tape, name: &str, f: impl FnOnce() -> Result<T>) -> Result<T> {
-    let _scope = tape.scope(name).mark(Mark::Recompute);
-    f()
 }

@@ -4,7 +4,7 @@
 //! the trace tells another tape the same. So peak and replays come from the engine's own code, and the model's doesn't run.
 
 use super::graph::{Graph, MarkSource, Stored, Value, ValueKey};
-use super::{ParameterId, Scope, Tape, TapeOptions, Var};
+use super::{ParameterId, Scope, ScopeGuard, Tape, TapeOptions, Var};
 use crate::layout::Layout;
 use crate::ops::Op;
 use crate::tensor::Template;
@@ -17,10 +17,7 @@ use std::sync::Weak;
 /// A call of a tape. Values go by their numbers, which a tape gives in the same order again.
 #[derive(Debug)]
 pub(crate) enum Event {
-    Open(String),
-    /// The depth of the scope, and the mark.
-    ScopeMark(usize, Mark),
-    Segment(usize),
+    Open(Scope),
     Close,
     Leaf {
         id: u64,
@@ -228,7 +225,7 @@ pub struct TraceValue {
 
 /// What the user still has when forward has ended.
 struct Kept {
-    _scopes: Vec<Scope>,
+    _scopes: Vec<ScopeGuard>,
     _handles: Vec<Option<Var>>,
     _tensors: HashMap<u64, Tensor>,
 }
@@ -287,7 +284,7 @@ impl Trace {
             let reason = "it depends on no leaf that requires a gradient; make one with `leaf` or `parameter`".into();
             return Err(Error::NoGradient { path, op, reason }.into());
         }
-        let mut graph = tape.graph();
+        let mut graph = tape.try_graph("Trace::record")?;
         graph.check("Trace::record", None)?;
         graph.note_let_go();
         let recording = graph.recording.take().unwrap_or_else(|| Recording::new(device));
@@ -475,7 +472,7 @@ impl Trace {
         let mut leaves: HashMap<u64, ValueKey> = HashMap::new();
         let mut made: HashMap<usize, (Tensor, usize)> = HashMap::new();
         let mut taken: HashMap<u64, Tensor> = HashMap::new();
-        let mut scopes: Vec<Scope> = Vec::new();
+        let mut scopes: Vec<ScopeGuard> = Vec::new();
         let hold = |handles: &mut Vec<Option<Var>>, var: Var| {
             let id = tape.graph().values[var.key].id as usize;
             if handles.len() <= id {
@@ -488,15 +485,7 @@ impl Trace {
         };
         for event in &self.events {
             match event {
-                Event::Open(name) => scopes.push(tape.scope(name)),
-                Event::ScopeMark(depth, mark) => {
-                    let scope = scopes.remove(depth - 1);
-                    scopes.insert(depth - 1, scope.mark(*mark));
-                }
-                Event::Segment(depth) => {
-                    let scope = scopes.remove(depth - 1);
-                    scopes.insert(depth - 1, scope.segment());
-                }
+                Event::Open(scope) => scopes.push(tape.scope(scope)),
                 Event::Close => drop(scopes.pop()),
                 Event::Leaf { id, source, requires_grad, parameter } => {
                     let tensor = match source {
@@ -534,8 +523,8 @@ impl Trace {
                     hold(&mut handles, Var { tape: tape.clone(), key: *key });
                 }
                 Event::Op(op, inputs) => {
-                    let inputs = inputs.iter().map(|&id| held(&handles, id)).collect::<Result<SmallVec<[Var; 3]>>>()?;
-                    let outputs = tape.record(op.clone(), &inputs.iter().collect::<SmallVec<[&Var; 3]>>())?;
+                    let inputs = inputs.iter().map(|&id| held(&handles, id)).collect::<Result<_>>()?;
+                    let outputs = tape.record(op.clone(), inputs)?;
                     outputs.into_iter().for_each(|output| hold(&mut handles, output));
                 }
                 Event::Take(id) => drop(taken.insert(*id, held(&handles, *id)?.tensor()?)),

@@ -8,9 +8,9 @@ use crate::layout::Shape;
 use crate::mark::{Int8Spec, Rounding};
 use crate::ops::Op;
 use crate::{DType, Error, Mark, Result, Tensor};
-use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 use std::fmt;
+use slotmap::Key;
 use std::rc::Rc;
 
 /// A value on a tape: a counted handle. When the last handle of a value (and of the views of it) goes, the tape stores,
@@ -32,13 +32,23 @@ impl Clone for Var {
 
 impl Drop for Var {
     fn drop(&mut self) {
-        self.tape.release(self.key);
+        // No key: the tape has taken over the handle.
+        if !self.key.is_null() {
+            self.tape.release(self.key);
+        }
+    }
+}
+
+/// One more handle, as [`clone`](Clone::clone) makes it.
+impl From<&Var> for Var {
+    fn from(var: &Var) -> Var {
+        var.clone()
     }
 }
 
 impl fmt::Debug for Var {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.tape.try_graph("debug") {
+        match self.tape.graph_at(self.key, "debug") {
             Ok(graph) => {
                 let value = &graph.values[self.key];
                 write!(f, "Var(`{}`, {}{:?})", value.path, value.spec.dtype, value.spec.shape)
@@ -49,6 +59,11 @@ impl fmt::Debug for Var {
 }
 
 impl Var {
+    /// The handle for the tape to let go of.
+    pub(super) fn into_key(mut self) -> ValueKey {
+        std::mem::take(&mut self.key)
+    }
+
     /// The tape it belongs to.
     pub fn tape(&self) -> &Tape {
         &self.tape
@@ -71,11 +86,12 @@ impl Var {
     }
     /// A fact of the value; none where the tape's policy asks, see [`Tape`].
     fn of_value<T>(&self, what: &'static str, fact: impl FnOnce(&Value) -> T) -> Option<T> {
-        self.tape.graph_or_park(what).map(|graph| fact(&graph.values[self.key]))
+        let graph = self.tape.or_park(what, self.tape.graph_at(self.key, what));
+        graph.map(|graph| fact(&graph.values[self.key]))
     }
     /// The tensor: always the exact one, whatever the mark.
     pub fn tensor(&self) -> Result<Tensor> {
-        let mut graph = self.tape.try_graph("tensor")?;
+        let mut graph = self.tape.graph_at(self.key, "tensor")?;
         graph.note_taken(self.key);
         Ok(graph.values[self.key].live.clone().expect("a value with a handle has its tensor"))
     }
@@ -85,7 +101,7 @@ impl Var {
     }
 
     /// The same tensor as a constant: no gradient goes through it, and it holds nothing of what made it.
-    pub fn detach(&self) -> Result<Var> {
+    pub fn detach(self) -> Result<Var> {
         self.tape.constant(&self.tensor()?)
     }
 
@@ -112,7 +128,7 @@ impl Var {
     /// recompute finds an input gone. [`Error::MarkNotAllowed`] on leaves, integers, statistics (kept exactly), and for
     /// int8 where a reader needs the exact value. [`Error::Unseeded`] for stochastic rounding on a tape without a seed.
     pub fn set_mark(&self, mark: Mark) -> Result<()> {
-        let mut graph = self.tape.try_graph("mark")?;
+        let mut graph = self.tape.graph_at(self.key, "mark")?;
         graph.check("mark", Some(self.key))?;
         let root = graph.root(self.key);
         let v = &graph.values[root];
@@ -166,15 +182,15 @@ impl Var {
     }
 
     /// Records an op of one visible output with this value as its first input. Op files and custom ops build on it.
-    pub fn apply(&self, op: impl Into<Op>, others: &[&Var]) -> Result<Var> {
+    pub fn apply(self, op: impl Into<Op>, others: impl IntoIterator<Item = Var>) -> Result<Var> {
         Ok(self.apply_all(op, others)?.swap_remove(0))
     }
 
     /// Records an op with this value as its first input; all visible outputs.
-    pub fn apply_all(&self, op: impl Into<Op>, others: &[&Var]) -> Result<Vec<Var>> {
-        let mut inputs: SmallVec<[&Var; 3]> = smallvec![self];
-        inputs.extend_from_slice(others);
-        Ok(self.tape.record(Rc::new(op.into()), &inputs)?.into_vec())
+    pub fn apply_all(self, op: impl Into<Op>, others: impl IntoIterator<Item = Var>) -> Result<Vec<Var>> {
+        let tape = self.tape.clone();
+        let inputs = std::iter::once(self).chain(others).collect();
+        Ok(tape.record(Rc::new(op.into()), inputs)?.into_vec())
     }
 
     /// As [`apply`](Var::apply) for an op that draws random numbers: it gets the tape's next stream and keeps it, so that
@@ -183,13 +199,18 @@ impl Var {
     ///
     /// # Errors
     /// [`Error::Unseeded`] where the tape has no [`seed`](crate::TapeOptions::seed).
-    pub fn apply_random<O: Into<Op>>(&self, op: impl FnOnce(RandomStream) -> O, others: &[&Var]) -> Result<Var> {
-        let counter = &self.tape.0.random_counter;
+    pub fn apply_random<O: Into<Op>>(
+        self,
+        op: impl FnOnce(RandomStream) -> O,
+        others: impl IntoIterator<Item = Var>,
+    ) -> Result<Var> {
+        let tape = self.tape.clone();
+        let counter = &tape.0.random_counter;
         let taken = counter.get();
-        let Some(seed) = self.tape.0.seed else {
+        let Some(seed) = tape.0.seed else {
             let op: Op = op(RandomStream { seed: 0, counter: taken }).into();
             let what = op.rule().name();
-            let mut graph = self.tape.try_graph(what)?;
+            let mut graph = tape.try_graph(what)?;
             graph.check(what, None)?;
             let path = graph.scopes.last().expect("the top scope never closes").path_of(what);
             return Err(Error::Unseeded { what, path });
