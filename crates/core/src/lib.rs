@@ -33,8 +33,8 @@ pub use meta::meta;
 pub use meter::{Holds, Kind, MemoryEvent, MemoryMeter, Moment, Phase};
 pub use role::Role;
 pub use tape::{
-    DryRun, GradOptions, Gradients, NonFinite, ParameterId, Scope, ScopeGuard, Stats, Tape, TapeOptions, Trace, TraceNode,
-    TraceValue, Var, Verify, scope,
+    DryRun, GradOptions, Gradients, NonFinite, ParameterId, Scope, ScopeGuard, Stats, Tape, TapeOptions, Trace,
+    TraceNode, TraceValue, Var, Verify, scope,
 };
 pub use tensor::Tensor;
 pub use timeline::{KindBytes, Name, Names, Piece, Timeline, TimelinePoint};

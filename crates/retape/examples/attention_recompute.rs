@@ -14,7 +14,7 @@ const SIZE: usize = 64;
 /// softmax(q k^T / sqrt(S)) v on [1, H, T, S], op by op; `mark` on what is as large as the scores.
 fn explicit(q: &Var, k: &Var, v: &Var, mark: Mark) -> Result<Var> {
     let _scope = q.tape().scope(scope("attn").mark(mark));
-    let mut w = q.matmul(&k.transpose(-2, -1)?)?;
+    let mut w = q.clone().matmul(&k.clone().transpose(-2, -1)?)?;
     w = w.scale(1.0 / (SIZE as f64).sqrt())?;
     w = w.causal_mask()?;
     w = w.softmax()?;
@@ -43,7 +43,7 @@ fn run(device: &Device, time: usize, rounds: usize, form: &str) -> Result<(f64, 
             "replayed" => explicit(&q, &k, &v, Mark::Recompute)?,
             _ => explicit(&q, &k, &v, Mark::Keep)?,
         };
-        let loss = out.square()?.sum()?;
+        let loss = out.clone().square()?.sum()?;
         drop(out);
         tape.backward(&loss)?;
         best = best.min(start.elapsed().as_secs_f64());

@@ -48,7 +48,7 @@ impl Rule for SquaredRelu {
 }
 
 fn squared_relu(x: &Var) -> Result<Var> {
-    x.apply(Op::Custom(Rc::new(SquaredRelu)), &[])
+    x.clone().apply(Op::Custom(Rc::new(SquaredRelu)), [])
 }
 
 /// Bytes at the peak of a step on this device.
@@ -60,7 +60,7 @@ fn step(device: &Device) -> Result<u64> {
     let h = tape.leaf(&x)?.scale(0.5)?;
     let y = squared_relu(&h)?.recompute()?;
     drop(h);
-    let loss = y.mul(&y)?.sum()?;
+    let loss = y.clone().mul(&y)?.sum()?;
     drop(y);
     println!("{}", tape.ledger()?);
     tape.backward(&loss)?;

@@ -8,9 +8,9 @@ use crate::layout::Shape;
 use crate::mark::{Int8Spec, Rounding};
 use crate::ops::Op;
 use crate::{DType, Error, Mark, Result, Tensor};
+use slotmap::Key;
 use std::collections::BTreeMap;
 use std::fmt;
-use slotmap::Key;
 use std::rc::Rc;
 
 /// A value on a tape: a counted handle. When the last handle of a value (and of the views of it) goes, the tape stores,
