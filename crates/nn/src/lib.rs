@@ -26,6 +26,7 @@ mod loss_scaler;
 mod mlp;
 mod parameter;
 mod random;
+mod state;
 
 pub use adamw::{AdamW, AdamWConfig, ParameterGroup};
 pub use attention::CausalSelfAttention;
@@ -42,3 +43,4 @@ pub use loss_scaler::LossScaler;
 pub use mlp::Mlp;
 pub use parameter::Parameter;
 pub use random::Random;
+pub use state::State;
