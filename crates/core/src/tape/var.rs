@@ -149,15 +149,22 @@ impl Var {
         let graph = self.tape.or_park(what, self.tape.graph_at(self.key, what));
         graph.map(|graph| fact(&graph.values[self.key]))
     }
-    /// The tensor: always the exact one, whatever the mark.
+    /// The tensor: always the exact one, whatever the mark. On a tape of the meta device it is a tensor of the meta device,
+    /// also where a leaf's own is another's.
     pub fn tensor(&self) -> Result<Tensor> {
         let mut graph = self.tape.graph_at(self.key, "tensor")?;
         graph.note_taken(self.key);
         Ok(graph.values[self.key].live.clone().expect("a value with a handle has its tensor"))
     }
     /// The number in a tensor of one element.
+    ///
+    /// # Errors
+    /// [`Error::NoNumbers`] on the meta device, as in a dry run: it says what to do instead.
     pub fn item(&self) -> Result<f64> {
-        self.tensor()?.item()
+        self.tensor()?.item().map_err(|error| match error {
+            Error::NoNumbers { .. } => Error::NoNumbers { what: format!("item of `{}`", self.path()) },
+            other => other,
+        })
     }
 
     /// The same tensor as a constant: no gradient goes through it, and it holds nothing of what made it.
