@@ -10,8 +10,8 @@ mod sizes;
 
 use retape_core::ops::*;
 use retape_core::{
-    DType, Decision, Device, Error, GradOptions, Kind, Mark, Origin, Policy, Result, RuleInfo, Site, Tape, TapeOptions,
-    Tensor, Var, scope,
+    DType, Decision, Device, Error, GradOptions, Kind, Mark, Origin, Policy, Result, RuleInfo, ScopeSite, Site, Tape,
+    TapeOptions, Tensor, Var, scope,
 };
 use retape_tests::random;
 use std::cell::{Cell, RefCell};
@@ -214,7 +214,7 @@ impl Policy for Meddler {
         self.meddle();
         &self.rules
     }
-    fn is_segment(&self, _: &str) -> bool {
+    fn is_segment(&self, _: &ScopeSite<'_>) -> bool {
         self.meddle();
         false
     }

@@ -1,10 +1,11 @@
 //! An op defined outside retape: squared ReLU (So et al., "Primer", 2021). Marks, the ledger, the dry run and the gradient
 //! checker work on it as on any other. `cargo run --release --example custom_op`
 
+use retape::core::Result;
 use retape::kernel::{Binary, Unary};
 use retape::ops::{Backward, Cost, Exec, Op, Output, Outputs, Rule, Sample, Saves, Slot, Spec, saves};
 use retape::prelude::*;
-use retape::{Kernel, Result, check_gradients};
+use retape::{Kernel, check_gradients};
 use std::rc::Rc;
 
 /// y = max(x, 0)^2; dy/dx = 2 max(x, 0).

@@ -44,22 +44,15 @@ impl Tape {
     ///
     /// # Errors
     /// [`Error::OtherTape`] for a value of another tape, [`Error::TapeConsumed`] after `backward`.
-    pub fn set_later(
-        &self,
-        state: StateId,
-        value: impl Into<Var>,
-        apply: impl FnOnce(Tensor) + 'static,
-    ) -> Result<()> {
+    pub fn set_later(&self, state: StateId, value: impl Into<Var>, apply: impl FnOnce(Tensor) + 'static) -> Result<()> {
         let value = value.into();
         self.try_graph("set_later")?.check("set_later", None)?;
         if !std::rc::Rc::ptr_eq(&value.tape.0, &self.0) {
             return Err(Error::OtherTape { what: "set_later", path: value.path() });
         }
         let tensor = value.tensor()?;
-        let made_here = !matches!(
-            tensor.storage().kind(),
-            Kind::Parameter | Kind::Gradient | Kind::Optimizer | Kind::Input
-        );
+        let made_here =
+            !matches!(tensor.storage().kind(), Kind::Parameter | Kind::Gradient | Kind::Optimizer | Kind::Input);
         let tensor = match made_here && tensor.covers_storage() {
             true => tensor,
             // A recorded op, so that a trace's runs take its memory, too.

@@ -160,8 +160,7 @@ impl Tape {
             true => Ok(g.clone()),
             false => Ok(g.entering("backward_from", &device)?.into_owned()),
         };
-        let seeds: Vec<(&Var, Tensor)> =
-            seeds.iter().map(|&(v, g)| Ok((v, on_tape(g)?))).collect::<Result<_>>()?;
+        let seeds: Vec<(&Var, Tensor)> = seeds.iter().map(|&(v, g)| Ok((v, on_tape(g)?))).collect::<Result<_>>()?;
         let given = seeds.iter().map(|(_, g)| g.clone()).collect();
         self.backward_seeded(seeds, given, retain, None)
     }
