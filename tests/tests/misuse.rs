@@ -214,7 +214,7 @@ impl Policy for Meddler {
         self.meddle();
         &self.rules
     }
-    fn is_segment(&self, _: &str) -> bool {
+    fn is_segment(&self, _: &retape_core::ScopeSite<'_>) -> bool {
         self.meddle();
         false
     }

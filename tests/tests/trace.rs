@@ -6,7 +6,7 @@ use retape_core::{
 use retape_core::{checkpoint, meta};
 use retape_nn::data::ByteText;
 use retape_nn::{AttentionForm, Gpt, GptConfig};
-use retape_policy::{Context, PRESETS, presets::preset};
+use retape_policy::{ModelShape, PRESETS, presets::preset};
 use retape_tests::programs::RandomMarks;
 use std::rc::Rc;
 
@@ -45,7 +45,7 @@ fn a_model_under_every_preset() {
             let trace = Trace::record(&device, None, forward).unwrap();
             let base = device.meter().live();
             for p in PRESETS {
-                let policy = Rc::new(preset(p.name, &Context { blocks: config.layers }).unwrap());
+                let policy = Rc::new(preset(p.name, &ModelShape { blocks: config.layers }).unwrap());
                 check(p.name, &device, &trace, policy, &forward);
                 assert_eq!(device.meter().live(), base, "{}: a run leaves nothing", p.name);
             }

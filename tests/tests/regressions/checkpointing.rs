@@ -11,7 +11,7 @@ use retape_core::{
 };
 use retape_nn::data::ByteText;
 use retape_nn::{AdamW, AdamWConfig, AttentionForm, Gpt, GptConfig};
-use retape_policy::{Context, PRESETS, Rule, RuleSet, presets::preset};
+use retape_policy::{ModelShape, PRESETS, Rule, RuleSet, presets::preset};
 use retape_tests::random;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -37,7 +37,7 @@ fn config() -> GptConfig {
 }
 
 fn policy(name: &str) -> Option<Rc<dyn Policy>> {
-    Some(Rc::new(preset(name, &Context { blocks: config().layers }).unwrap()))
+    Some(Rc::new(preset(name, &ModelShape { blocks: config().layers }).unwrap()))
 }
 
 /// Bytes by pass and parameter.
@@ -271,7 +271,7 @@ fn c15_marks_that_save_nothing_are_lint() {
         let _loss = model.loss(&tape, &tokens, &targets).unwrap();
         tape.ledger().unwrap().lint
     };
-    assert!(lint(policy("selective_attention")).iter().any(|l| l.code == "rule-matched-nothing"));
+    assert!(lint(policy("selective_attention")).iter().any(|l| l.code == "preset-matched-nothing"));
     let rule = RuleSet::new([Rule::new("blocks.*.mlp", Mark::Recompute).unwrap()]);
     assert!(lint(Some(Rc::new(rule))).iter().any(|l| l.code == "mark-saves-nothing"));
     assert!(lint(policy("none")).is_empty());
@@ -377,7 +377,7 @@ fn c21_segments_of_any_length() {
     let model = Gpt::new(&device, &config(), 1).unwrap();
     let (plain, ..) = step(&model, &device, TapeOptions::default(), 1).unwrap();
     for every in 1..=4 {
-        let segments = preset(&format!("sqrt_n:every={every}"), &Context { blocks: 3 }).unwrap();
+        let segments = preset(&format!("sqrt_n:every={every}"), &ModelShape { blocks: 3 }).unwrap();
         let options = TapeOptions { policy: Some(Rc::new(segments)), verify: Verify::Bits, ..TapeOptions::default() };
         let (gradients, _, tape) = step(&model, &device, options, 1).unwrap();
         assert_eq!(gradients, plain, "segments of {every}");

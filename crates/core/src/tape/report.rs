@@ -67,7 +67,8 @@ impl Graph {
         order
     }
 
-    /// Fails for a user's rule that decided for no value; and for a preset of which no rule did, where no scope has a role.
+    /// Fails for a user's rule that decided for no value, and for a preset of which no rule did where no scope has a
+    /// role.
     pub(super) fn check_rules(&self) -> Result<()> {
         let Some(policy) = &self.options.policy else { return Ok(()) };
         let unused = policy.rules().iter().zip(&self.rule_uses).find(|(r, n)| r.origin == Origin::User && **n == 0);
@@ -379,8 +380,8 @@ impl Graph {
             code: "policy-saves-nothing",
             subject: if presets.is_empty() { "policy".into() } else { presets.join(", ") },
             message: format!(
-                "with all marks the tape stores {with} bytes, and {without} without any; set another policy: this one's \
-                 values aren't saved, or replaying them takes values as large"
+                "with all marks the tape stores {with} bytes, and {without} without any; set another policy: what this \
+                 one marks isn't saved, or its replay holds as much"
             ),
         });
     }
