@@ -324,7 +324,8 @@ impl Graph {
                 0 => (
                     "mark-saves-nothing",
                     format!(
-                        "mark {mark} on {values} value(s) saves 0 bytes: backward reads none of them, or they are views"
+                        "mark {mark} on {values} value(s) saves 0 bytes: backward reads none of them; set it on values \
+                         that the ledger lists as stored"
                     ),
                 ),
                 _ => (
@@ -360,7 +361,8 @@ impl Graph {
         for key in self.roots().filter(|&key| !self.nodes[self.values[key].node].is_leaf()) {
             let v = &self.values[key];
             let by_rule = matches!(v.source, MarkSource::Rule(_)) && !matches!(v.mark, Some(Mark::Keep));
-            marks += u64::from(by_rule && !v.exact);
+            // A mark on what nobody reads is another lint.
+            marks += u64::from(by_rule && !v.exact && v.ever_read);
             without += if v.reads > 0 { v.spec.bytes() } else { 0 };
             with += match (&v.stored, v.mark) {
                 // What it will take.
