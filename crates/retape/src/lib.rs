@@ -42,5 +42,5 @@ pub mod prelude {
         checkpoint,
     };
     pub use retape_nn::{AdamW, AdamWConfig, AttentionForm, Gpt, GptConfig, Parameter, Random};
-    pub use retape_policy::{Context, Rule, RuleSet};
+    pub use retape_policy::{ModelShape, Rule, RuleSet};
 }
