@@ -4,7 +4,7 @@ use retape_core::{DType, Device, Gradients, Policy, Tape, TapeOptions, Trace, me
 use retape_cuda_emulator::device;
 use retape_nn::checkpoint::{self, Cast};
 use retape_nn::{AdamW, AttentionForm, Gpt, GptConfig, LossScaler, Parameter};
-use retape_policy::{Context, PRESETS, Planner, PlannerOptions};
+use retape_policy::{ModelShape, PRESETS, Planner, PlannerOptions};
 use retape_tests::gpt_curve::{Golden, compare_curve};
 use std::rc::Rc;
 
@@ -29,7 +29,7 @@ struct Step {
 
 /// A preset's rules.
 fn preset(name: &str, config: &GptConfig) -> Rc<dyn Policy> {
-    Rc::new(retape_policy::parse(name, &Context { blocks: config.layers }).unwrap())
+    Rc::new(retape_policy::parse(name, &ModelShape { blocks: config.layers }).unwrap())
 }
 
 /// One step of the golden run's warm model.

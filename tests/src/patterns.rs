@@ -1,8 +1,8 @@
 //! Patterns and rules, against a matcher that is slow and plain: a pattern is a tree, tried in every way it can match.
 
 use crate::choices::Choices;
-use retape_core::{DType, Int8Spec, Mark, Policy, Site};
-use retape_policy::{Context, Rule, RuleSet, parse};
+use retape_core::{BlockScope, DType, Int8Spec, Mark, Policy, Role, Roles, ScopeSite, Site};
+use retape_policy::{ModelShape, Rule, RuleSet, parse};
 
 /// A part of a segment.
 #[derive(Debug, Clone)]
@@ -146,18 +146,65 @@ pub fn any_path(choices: &mut impl Choices) -> String {
 
 fn site<'a>(path: &'a str, op: &'static str, shape: &'a [usize], flops: u64) -> Site<'a> {
     let bytes = 4 * shape.iter().product::<usize>() as u64;
-    Site { id: 0, path, op, output: 0, shape, dtype: DType::F32, bytes, flops, traffic: 2 * bytes }
+    Site {
+        id: 0,
+        path,
+        op,
+        roles: Roles::NONE,
+        output_of: Roles::NONE,
+        blocks: &[],
+        output: 0,
+        shape,
+        dtype: DType::F32,
+        bytes,
+        flops,
+        traffic: 2 * bytes,
+    }
 }
 
-/// A pattern matches the paths that the plain matcher says.
+/// Any roles.
+fn any_roles(choices: &mut impl Choices) -> Roles {
+    Role::ALL.into_iter().filter(|_| choices.throw(2) == 1).collect()
+}
+
+/// Any of the blocks that a path may go through, with what the path is called by them.
+fn any_blocks(choices: &mut impl Choices, path: &str) -> (Vec<BlockScope>, Vec<String>) {
+    let ends = path.match_indices('.').map(|(at, _)| at).chain([path.len()]);
+    let ends: Vec<usize> = ends.filter(|_| choices.throw(3) == 2).collect();
+    let blocks: Vec<BlockScope> = ends.into_iter().map(|end| BlockScope { end, index: choices.throw(3) }).collect();
+    let aliases = blocks.iter().flat_map(|&BlockScope { end, index }| {
+        let segments: Vec<&str> = path.split('.').collect();
+        let block = path[..end].split('.').count();
+        let from = |start: usize| {
+            let mut alias = segments[start..block - 1].to_vec();
+            let index = index.to_string();
+            alias.extend(["blocks", &index]);
+            alias.extend(&segments[block..]);
+            alias.join(".")
+        };
+        [from(block - 1), from(0)]
+    });
+    let aliases = aliases.collect();
+    (blocks, aliases)
+}
+
+/// A pattern matches the paths that the plain matcher says, by their names or by the numbers of their blocks.
 pub fn globs(choices: &mut impl Choices) {
     let pattern = Pattern::any(choices);
     let text = pattern.text();
     let rules = RuleSet::new([Rule::new(&text, Mark::Recompute).unwrap_or_else(|e| panic!("{text}: {e}"))]);
     for _ in 0..6 {
         let path = any_path(choices);
-        let matches = rules.mark(&site(&path, "add", &[], 0)).is_some();
-        assert_eq!(matches, pattern.matches(&path), "`{text}` and `{path}`");
+        let (blocks, aliases) = any_blocks(choices, &path);
+        let value = Site { blocks: &blocks, ..site(&path, "add", &[], 0) };
+        let scope = ScopeSite { path: &path, role: None, blocks: &blocks };
+        for actual in [value.aliases().collect::<Vec<_>>(), scope.aliases().collect()] {
+            assert!(actual.iter().all(|alias| aliases.contains(alias)), "{actual:?} of `{path}`, {aliases:?}");
+            assert!(aliases.iter().all(|alias| actual.contains(alias)), "{actual:?} of `{path}`, {aliases:?}");
+        }
+        let matches = rules.mark(&value).is_some();
+        let expected = pattern.matches(&path) || aliases.iter().any(|alias| pattern.matches(alias));
+        assert_eq!(matches, expected, "`{text}` and `{path}`, {aliases:?}");
     }
 }
 
@@ -166,6 +213,12 @@ fn any_rule(choices: &mut impl Choices) -> Rule {
     let group = choices.pick(&[64, 32, 1]);
     let mark = choices.pick(&[Mark::Keep, Mark::Recompute, Mark::Int8(Int8Spec { group, ..Int8Spec::default() })]);
     let mut rule = Rule::new(&Pattern::any(choices).text(), mark).unwrap();
+    if choices.throw(3) == 2 {
+        rule = any_roles(choices).iter().fold(rule, Rule::role);
+    }
+    if choices.throw(3) == 2 {
+        rule = any_roles(choices).iter().fold(rule, Rule::output_of);
+    }
     if choices.throw(3) == 2 {
         rule = rule.op(choices.pick(&["gelu*", "{add,mul}", "a?d", "softmax", "[a-m]*"])).unwrap();
     }
@@ -201,7 +254,8 @@ pub fn rule_texts(choices: &mut impl Choices) {
         let shape: Vec<usize> = (0..choices.throw(4)).map(|_| choices.throw(6)).collect();
         let path = any_path(choices);
         let op = choices.pick(&["gelu", "add", "mul", "softmax"]);
-        let site = site(&path, op, &shape, choices.throw(100) as u64);
+        let (roles, output_of) = (any_roles(choices), any_roles(choices));
+        let site = Site { roles, output_of, ..site(&path, op, &shape, choices.throw(100) as u64) };
         assert_eq!(rule.mark(&site), again.mark(&site), "{text} for {site:?}");
     }
 }
@@ -209,11 +263,13 @@ pub fn rule_texts(choices: &mut impl Choices) {
 /// Whatever a user writes as a pattern, a rule, a policy or a file of rules is taken or an error, and what is taken can
 /// be asked for a mark.
 pub fn texts(text: &str) {
-    let context = Context { blocks: 3 };
+    let shape = ModelShape { blocks: 3 };
     let ask = |rules: RuleSet| {
         for path in ["blocks.0.mlp.gelu", "embed", "", ".", "a..b", text] {
             rules.mark(&site(path, "gelu", &[2, 3], 7));
-            rules.is_segment(path);
+            rules.is_segment(&ScopeSite { path, role: None, blocks: &[] });
+            // No block's path ends there.
+            rules.is_segment(&ScopeSite { path, role: None, blocks: &[BlockScope { end: 1 << 40, index: 3 }] });
         }
     };
     if let Ok(rule) = Rule::new(text, Mark::Keep) {
@@ -225,7 +281,7 @@ pub fn texts(text: &str) {
         assert_eq!(again.to_string(), text);
         ask(RuleSet::new([rule]));
     }
-    for rules in [RuleSet::from_toml(text, &context), retape_policy::presets::preset(text, &context)] {
+    for rules in [RuleSet::from_toml(text, &shape), retape_policy::presets::preset(text, &shape)] {
         match rules {
             Ok(rules) => ask(rules),
             Err(error) => assert!(!error.to_string().is_empty()),
@@ -233,7 +289,7 @@ pub fn texts(text: &str) {
     }
     // A name that ends so is the path of a file, and reading files isn't what this is about.
     if !text.ends_with(".toml") {
-        let _ = parse(text, &context).map(ask);
+        let _ = parse(text, &shape).map(ask);
     }
     let _ = retape_policy::parse_bytes(text);
 }

@@ -4,7 +4,7 @@
 use approx::{assert_abs_diff_eq, assert_relative_eq};
 use retape_core::{DType, Kind, Policy, Tape, TapeOptions, Tensor};
 use retape_nn::{AttentionForm, GptConfig, Parameter};
-use retape_policy::{Context, PRESETS};
+use retape_policy::{ModelShape, PRESETS};
 use retape_tests::gpt_curve::{Golden, compare_curve, largest_difference, step, tolerance};
 use std::rc::Rc;
 
@@ -196,7 +196,7 @@ fn gpt_curve_under_every_preset() {
     for form in FORMS {
         for (dtype, dropout) in [(DType::F32, 0.1), (DType::F64, 0.0)] {
             let config = GptConfig { dropout, ..golden.config("warm", dtype, form) };
-            let context = Context { blocks: config.layers };
+            let context = ModelShape { blocks: config.layers };
             let run = |policy: Option<Rc<dyn Policy>>| {
                 let model = golden.model(&device, "warm", &config);
                 let parameters = model.parameters();

@@ -3,7 +3,7 @@
 use retape_core::{DType, Device, Kind, ParameterId, Policy, Tape, TapeOptions, meta};
 use retape_nn::data::ByteText;
 use retape_nn::{AttentionForm, Gpt, GptConfig};
-use retape_policy::{Context, PRESETS, presets::preset};
+use retape_policy::{ModelShape, PRESETS, presets::preset};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -18,7 +18,7 @@ struct Step {
 }
 
 fn policy(name: &str, config: &GptConfig) -> Option<Rc<dyn Policy>> {
-    let policy = preset(name, &Context { blocks: config.layers }).unwrap();
+    let policy = preset(name, &ModelShape { blocks: config.layers }).unwrap();
     Some(Rc::new(policy))
 }
 

@@ -5,7 +5,7 @@
 use retape_core::{Policy, Tape, TapeOptions};
 use retape_nn::data::ByteText;
 use retape_nn::{Gpt, GptConfig};
-use retape_policy::{Context, presets::preset};
+use retape_policy::{ModelShape, presets::preset};
 use std::rc::Rc;
 
 fn resident() -> u64 {
@@ -33,7 +33,7 @@ fn resident_memory_follows_the_meter() {
     let model = Gpt::new(&device, &config, 1).unwrap();
     let (tokens, targets) = batch.tensors(&device).unwrap();
     for name in ["none", "int8_all", "selective", "full_per_layer", "none"] {
-        let policy: Rc<dyn Policy> = Rc::new(preset(name, &Context { blocks: config.layers }).unwrap());
+        let policy: Rc<dyn Policy> = Rc::new(preset(name, &ModelShape { blocks: config.layers }).unwrap());
         let tape = Tape::with(&device, TapeOptions { policy: Some(policy), ..TapeOptions::default() });
         let loss = model.loss(&tape, &tokens, &targets).unwrap();
         tape.backward(&loss).unwrap();

@@ -9,8 +9,9 @@ use crate::report::{self, bytes, without_numbers};
 use crate::subject::DryRun;
 use crate::trainer::Batcher;
 use crate::{model, subject};
+use retape::Kind;
 use retape::nn::{Gpt, GptConfig};
-use retape::prelude::{Kind, Tape};
+use retape::prelude::Tape;
 use retape::{KindBytes, Moment, Names, Phase, Timeline};
 use serde_json::{Map, Value, json};
 

@@ -2,9 +2,10 @@
 
 use crate::error::{Failure, Result};
 use crate::policy::NamedPolicy;
+use retape::Kind;
 use retape::nn::data::{Batch, Batches, ByteText};
-use retape::nn::{AdamW, Gpt, GptConfig, LossScaler, Parameter, Random, clip_grad_norm};
-use retape::prelude::{AdamWConfig, DType, Device, Kind, Tape, TapeOptions, Tensor};
+use retape::nn::{AdamW, Gpt, GptConfig, LossScaler, Parameter, Parameters, Random, clip_grad_norm};
+use retape::prelude::{AdamWConfig, DType, Device, Tape, TapeOptions, Tensor};
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
@@ -112,7 +113,7 @@ pub struct Trainer {
     pub done: u64,
     /// The seed of each step's tape.
     pub random: Random,
-    parameters: Vec<Parameter>,
+    parameters: Parameters,
     batcher: Batcher,
     settings: Settings,
 }

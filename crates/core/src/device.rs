@@ -1,10 +1,18 @@
 //! A device: a backend's kernels and memory behind one meter.
 
 use crate::kernel::{Kernel, Launch};
+use crate::stand_in::StandIns;
 use crate::{Error, Holds, Kind, MemoryMeter, Result};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+
+/// A number that this process gives out once, larger than those before. As an id: an address won't do, it comes back when
+/// its owner is dropped. As a time: it orders what happens on several devices.
+pub(crate) fn unique() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
 
 /// Memory of a backend. Only a backend makes one, and only its owner can write it or give it back.
 #[derive(Debug, PartialEq, Eq)]
@@ -95,6 +103,8 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync {
 struct DeviceInner {
     backend: Box<dyn Backend>,
     meter: MemoryMeter,
+    /// How many of its storages are held as stand-ins by storages of other devices.
+    stand_ins: AtomicUsize,
 }
 
 /// A handle to one device with its own [`MemoryMeter`]. Two calls of `cpu()` give two devices that share nothing;
@@ -105,7 +115,9 @@ pub struct Device(Arc<DeviceInner>);
 impl Device {
     /// Wraps a backend. Backend crates offer this under their own name (`retape_cpu::device()`).
     pub fn new(backend: impl Backend + 'static) -> Device {
-        Device(Arc::new(DeviceInner { backend: Box::new(backend), meter: MemoryMeter::default() }))
+        let meter = MemoryMeter::default();
+        meter.reset_peak();
+        Device(Arc::new(DeviceInner { backend: Box::new(backend), meter, stand_ins: AtomicUsize::new(0) }))
     }
 
     /// The backend's kernels. Not for users: they run checked kernels.
@@ -158,22 +170,43 @@ impl Device {
     /// Takes counted memory. Errors with [`Error::OutOfMemory`] past the meter's limit.
     /// What is refused, by the limit or by the backend, leaves no trace on the meter.
     pub fn allocate(&self, bytes: usize, kind: Kind) -> Result<Storage> {
+        self.allocate_since(None, bytes, kind)
+    }
+
+    /// Memory that stands for a storage of another device, and counts from when that one was made.
+    pub(crate) fn allocate_for(&self, original: &Storage) -> Result<Storage> {
+        self.allocate_since(Some(original.made), original.bytes(), original.kind())
+    }
+
+    fn allocate_since(&self, original: Option<u64>, bytes: usize, kind: Kind) -> Result<Storage> {
         self.meter().check(bytes as u64)?;
         let buffer = self.backend().allocate(bytes)?;
-        match self.meter().charge(bytes as u64, kind) {
+        match self.meter().charge(original, bytes as u64, kind) {
             Ok(number) => Ok(Storage {
                 buffer,
                 number,
+                made: original.unwrap_or_else(unique),
                 kind: AtomicU8::new(kind as u8),
                 device: self.clone(),
                 open: AtomicBool::new(true),
                 users: AtomicIsize::new(0),
+                stand_ins: StandIns::default(),
             }),
             Err(error) => {
                 self.backend().release(buffer);
                 Err(error)
             }
         }
+    }
+
+    /// One more (1) or less (-1) of its storages is held as a stand-in.
+    pub(crate) fn count_stand_in(&self, change: isize) {
+        self.0.stand_ins.fetch_add(change as usize, Ordering::Relaxed);
+    }
+
+    /// True where nothing knows this device any more but storages that are held as stand-ins.
+    pub(crate) fn has_stand_ins_only(&self) -> bool {
+        Arc::strong_count(&self.0) == self.0.stand_ins.load(Ordering::Relaxed)
     }
 }
 
@@ -188,12 +221,16 @@ impl PartialEq for Device {
 pub struct Storage {
     buffer: Buffer,
     number: u64,
+    /// When it was made, by [`unique`]; a stand-in: when its original was.
+    made: u64,
     kind: AtomicU8,
     device: Device,
     /// Still being made: kernels may write it, whoever holds it.
     open: AtomicBool,
     /// Kernels and copies that read it at this moment, or -1: one that writes it.
     users: AtomicIsize,
+    /// What stands for it on meta devices.
+    stand_ins: StandIns,
 }
 
 impl Storage {
@@ -212,6 +249,16 @@ impl Storage {
         self.number
     }
 
+    /// When it was made, by [`unique`]; a stand-in: when its original was.
+    pub(crate) fn made(&self) -> u64 {
+        self.made
+    }
+
+    /// What stands for it on meta devices.
+    pub(crate) fn stand_ins(&self) -> &StandIns {
+        &self.stand_ins
+    }
+
     /// The device it lies on.
     pub fn device(&self) -> &Device {
         &self.device
@@ -227,6 +274,7 @@ impl Storage {
         let old = Kind::from_index(self.kind.swap(kind as u8, Ordering::Relaxed));
         if old != kind {
             self.device.meter().reclassify(self.number, self.bytes() as u64, old, kind);
+            self.stand_ins.set_kind(kind);
         }
     }
 }

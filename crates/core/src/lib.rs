@@ -17,6 +17,7 @@ pub mod ops;
 pub mod rng;
 mod role;
 pub mod serde_float;
+mod stand_in;
 pub mod tape;
 mod tensor;
 mod timeline;
@@ -33,8 +34,8 @@ pub use meta::meta;
 pub use meter::{Holds, Kind, MemoryEvent, MemoryMeter, Moment, Phase};
 pub use role::{Role, Roles};
 pub use tape::{
-    DryRun, GradOptions, Gradients, NonFinite, ParameterId, Scope, ScopeGuard, Stats, Tape, TapeOptions, Trace,
-    TraceNode, TraceValue, Var, Verify, scope,
+    DryRun, GradOptions, Gradients, NonFinite, ParameterId, Scope, ScopeGuard, StateId, Stats, Tape, TapeOptions,
+    Trace, TraceNode, TraceValue, Var, Verify, scope,
 };
 pub use tensor::Tensor;
 pub use timeline::{KindBytes, Name, Names, Piece, Timeline, TimelinePoint};

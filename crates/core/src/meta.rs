@@ -29,7 +29,7 @@ unsafe impl Backend for Meta {
         Ok(())
     }
     fn download(&self, _: &Buffer, _: usize, _: &mut [u8]) -> Result<()> {
-        Err(Error::NoNumbers { what: "reading a tensor" })
+        Err(Error::NoNumbers { what: "reading a tensor".into() })
     }
     fn run(&self, _: &Launch<'_>) -> Result<()> {
         Ok(())

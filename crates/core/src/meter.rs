@@ -1,5 +1,6 @@
 //! Exact accounting of tensor memory, in requested bytes.
 
+use crate::device::unique;
 use crate::{Error, Result};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -79,6 +80,12 @@ impl Gauge {
         self.live += bytes;
         self.peak = self.peak.max(self.live);
     }
+
+    /// Bytes that were there all along.
+    fn add_from_before(&mut self, bytes: u64) {
+        self.live += bytes;
+        self.peak += bytes;
+    }
 }
 
 #[derive(Debug, Default)]
@@ -88,6 +95,8 @@ struct State {
     step: Gauge,
     limit: Option<u64>,
     fingerprint: u64,
+    /// When the peaks and the fingerprint began, by [`unique`].
+    since: u64,
     /// What is being done, see [`MemoryMeter::set_moment`].
     moment: Moment,
     peak_moment: Moment,
@@ -162,16 +171,25 @@ impl MemoryMeter {
         self.state().check(bytes)
     }
 
-    /// Counts an allocation and numbers it.
-    pub(crate) fn charge(&self, bytes: u64, kind: Kind) -> Result<u64> {
+    /// Counts an allocation and numbers it. One that stands for an `original` on another device, made before the peaks
+    /// began, was there all along: it is part of each peak, and no event of the fingerprint.
+    pub(crate) fn charge(&self, original: Option<u64>, bytes: u64, kind: Kind) -> Result<u64> {
         let mut s = self.state();
         s.check(bytes)?;
-        s.kinds[kind as usize].add(bytes);
-        s.total.add(bytes);
-        if kind.is_step() {
-            s.add_step(bytes);
+        if original.is_some_and(|made| made < s.since) {
+            s.kinds[kind as usize].add_from_before(bytes);
+            s.total.add_from_before(bytes);
+            if kind.is_step() {
+                s.step.add_from_before(bytes);
+            }
+        } else {
+            s.kinds[kind as usize].add(bytes);
+            s.total.add(bytes);
+            if kind.is_step() {
+                s.add_step(bytes);
+            }
+            s.note(bytes);
         }
-        s.note(bytes);
         s.allocations += 1;
         let allocation = s.allocations;
         s.write(allocation, bytes, Some(kind));
@@ -229,11 +247,6 @@ impl MemoryMeter {
         }
     }
 
-    /// How many allocations were made so far.
-    pub(crate) fn allocations(&self) -> u64 {
-        self.state().allocations
-    }
-
     /// The events since logging began or this was last called.
     pub fn take_log(&self) -> Vec<MemoryEvent> {
         self.state().log.as_mut().map(std::mem::take).unwrap_or_default()
@@ -279,6 +292,7 @@ impl MemoryMeter {
         s.step.peak = s.step.live;
         s.peak_moment = s.moment;
         s.fingerprint = 0;
+        s.since = unique();
     }
 
     /// Sets or lifts the hard limit over all live bytes.

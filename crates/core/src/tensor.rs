@@ -80,9 +80,7 @@ impl Tensor {
 
     /// The bytes of the elements in row-major order.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
-        if !self.device().computes() {
-            return Err(Error::NoNumbers { what: "reading a tensor" });
-        }
+        self.has_numbers()?;
         if self.is_empty() {
             return Ok(Vec::new()); // its offset may lie past the storage's end
         }
@@ -94,10 +92,19 @@ impl Tensor {
 
     /// The elements as `f64`, whatever the dtype.
     pub fn to_f64_vec(&self) -> Result<Vec<f64>> {
+        self.has_numbers()?; // before the cast takes memory
         match self.dtype {
             DType::F64 => self.to_vec::<f64>(),
             _ => self.cast(DType::F64, Kind::Workspace)?.to_vec::<f64>(),
         }
+    }
+
+    /// Fails on the meta device.
+    fn has_numbers(&self) -> Result<()> {
+        if self.device().computes() {
+            return Ok(());
+        }
+        Err(Error::NoNumbers { what: format!("reading a tensor {}{:?}", self.dtype, self.shape()) })
     }
 
     /// The one element of a tensor of one element, as `f64`.
@@ -175,6 +182,11 @@ impl Tensor {
     /// True where this tensor covers all of its storage in order.
     pub(crate) fn covers_storage(&self) -> bool {
         self.is_contiguous() && self.len() * self.dtype.size() == self.storage.bytes()
+    }
+
+    /// A tensor that lies in another storage as this one does in its own.
+    pub(crate) fn in_storage(&self, storage: Arc<Storage>) -> Tensor {
+        Tensor { storage, layout: self.layout.clone(), dtype: self.dtype }
     }
 
     pub(crate) fn with_layout(&self, layout: Layout) -> Tensor {

@@ -30,6 +30,7 @@ mod mlp;
 mod parameter;
 mod parameters;
 mod random;
+mod state;
 
 pub use adamw::{AdamW, AdamWConfig, ParameterGroup};
 pub use attention::CausalSelfAttention;
@@ -48,3 +49,4 @@ pub use mlp::Mlp;
 pub use parameter::Parameter;
 pub use parameters::Parameters;
 pub use random::Random;
+pub use state::State;

@@ -158,7 +158,7 @@ impl Parameter {
 }
 
 /// The tensor in storage of its own, counted as a parameter.
-fn own(tensor: Tensor) -> Result<Tensor> {
+pub(crate) fn own(tensor: Tensor) -> Result<Tensor> {
     if tensor.is_sole_owner() {
         tensor.storage().set_kind(Kind::Parameter);
         return Ok(tensor.sealed());

@@ -7,7 +7,7 @@ mod graphs;
 mod small;
 
 use graphs::{Dice, Marks};
-use retape_core::{DType, Int8Spec, Mark, Tape, Tensor, Trace, Var, meta};
+use retape_core::{DType, Int8Spec, Mark, Tape, Tensor, Trace, Var, meta, scope};
 use retape_nn::{AttentionForm, Gpt, GptConfig};
 use retape_policy::{Error, Int8Use, ModelShape, PRESETS, PlanCache, Planner, PlannerOptions, RuleSet};
 use small::SmallGraph;

@@ -1,10 +1,11 @@
 //! An op defined outside retape: squared ReLU (So et al., "Primer", 2021). Marks, the ledger, the dry run and the gradient
 //! checker work on it as on any other. `cargo run --release --example custom_op`
 
+use retape::core::Result;
 use retape::kernel::{Binary, Unary};
 use retape::ops::{Backward, Cost, Exec, Op, Output, Outputs, Rule, Sample, Saves, Slot, Spec, saves};
 use retape::prelude::*;
-use retape::{Kernel, Result, check_gradients};
+use retape::{Kernel, check_gradients};
 use std::rc::Rc;
 
 /// y = max(x, 0)^2; dy/dx = 2 max(x, 0).
@@ -47,8 +48,8 @@ impl Rule for SquaredRelu {
     }
 }
 
-fn squared_relu(x: &Var) -> Result<Var> {
-    x.apply(Op::Custom(Rc::new(SquaredRelu)), &[])
+fn squared_relu(x: Var) -> Result<Var> {
+    x.apply(Op::Custom(Rc::new(SquaredRelu)), [])
 }
 
 /// Bytes at the peak of a step on this device.
@@ -58,10 +59,8 @@ fn step(device: &Device) -> Result<u64> {
     device.meter().reset_peak();
     let tape = Tape::new(device);
     let h = tape.leaf(&x)?.scale(0.5)?;
-    let y = squared_relu(&h)?.recompute()?;
-    drop(h);
-    let loss = y.mul(&y)?.sum()?;
-    drop(y);
+    let y = squared_relu(h)?.recompute()?;
+    let loss = y.square()?.sum()?;
     println!("{}", tape.ledger()?);
     tape.backward(&loss)?;
     Ok(device.meter().step_peak())
@@ -70,7 +69,7 @@ fn step(device: &Device) -> Result<u64> {
 fn main() -> Result<()> {
     let device = retape::cpu();
     let x = Tensor::from_slice(&device, &[5], &[-1.5, -0.5, 0.25, 1.0, 2.0])?;
-    let check = check_gradients(&device, &[x], 1, |_, x| Ok(vec![squared_relu(&x[0])?]))?;
+    let check = check_gradients(&device, &[x], 1, |_, x| Ok(vec![squared_relu(x[0].clone())?]))?;
     println!("largest deviation from finite differences: {:.1e}", check.worst());
     assert!(check.worst() < 1e-7);
     let (dry, measured) = (step(&retape::meta())?, step(&device)?);

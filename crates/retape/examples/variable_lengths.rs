@@ -20,8 +20,8 @@ fn config(longest: usize) -> Result<GptConfig> {
     Ok(GptConfig { seq: longest + 1, attention: AttentionForm::Explicit, ..GptConfig::named("w2")? })
 }
 
-fn batch(device: &Device, length: usize) -> Result<Tensor, retape::Error> {
-    Tensor::full(device, &[1, length], DType::I64, 1.0)
+fn batch(device: &Device, length: usize) -> Result<Tensor> {
+    Ok(Tensor::full(device, &[1, length], DType::I64, 1.0)?)
 }
 
 fn record(model: &Gpt, device: &Device, length: usize) -> Result<Trace> {

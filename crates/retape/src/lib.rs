@@ -12,9 +12,8 @@
 //! let w = tape.leaf(&Tensor::from_slice(&device, &[3, 4], &[0.1f32; 12])?)?;
 //!
 //! let h = x.linear(&w, None)?;
-//! let h = h.gelu_tanh()?.recompute()?; // dropped when its last handle goes, replayed when backward asks
-//! let loss = h.mul(&h)?.sum()?;
-//! drop(h);
+//! let h = h.gelu_tanh()?.recompute()?; // dropped after its last use, replayed when backward asks
+//! let loss = h.square()?.sum()?;
 //!
 //! println!("{}", tape.ledger()?); // every saved tensor: bytes, mark, who reads it, what a replay costs
 //! let gradients = tape.backward(&loss)?; // the same bits as without the mark
@@ -24,10 +23,14 @@
 //! ```
 //!
 //! The parts, each a crate of its own: tensors, the tape, marks and the ledger (re-exported here), [`nn`] with layers and
-//! models, [`policy`] with rules and presets, and the devices [`cpu`] and [`meta`], with the
-//! feature `cuda` also `cuda`. A step on `meta` computes shapes and
-//! bytes only and shows what the same step will take on a real device.
+//! models, [`policy`] with rules and presets, and the devices [`cpu`] and [`meta`], with the feature `cuda` also `cuda`. A
+//! step on `meta` computes shapes and bytes only and shows what the same step will take on a real device. [`enum@Error`]
+//! takes in the errors of all parts; an op of your own returns the engine's, [`core::Error`].
 
+mod error;
+
+pub use error::{Error, Result};
+pub use retape_core as core;
 pub use retape_core::*;
 pub use retape_cpu::{device as cpu, device_with_threads as cpu_with_threads};
 #[cfg(feature = "cuda")]
@@ -37,10 +40,16 @@ pub use retape_policy as policy;
 
 /// What most programs need, under one `use`.
 pub mod prelude {
+    pub use retape_core::kernel::{CrossEntropySpec, LossReduction, PoolDivisor};
+    pub use retape_core::ops::attention::AttentionOptions;
+    pub use retape_core::ops::conv::{Conv, Padding};
+    pub use retape_core::ops::pool::Pool;
     pub use retape_core::{
-        DType, Device, Gradients, Int8Spec, Kind, Ledger, Mark, Policy, Tape, TapeOptions, Tensor, Var, Verify,
-        checkpoint,
+        DType, Device, Gradients, Int8Spec, Ledger, Mark, Policy, Role, Tape, TapeOptions, Tensor, Var, Verify, scope,
     };
-    pub use retape_nn::{AdamW, AdamWConfig, AttentionForm, Gpt, GptConfig, Parameter, Random};
+    pub use retape_nn::{
+        AdamW, AdamWConfig, AttentionForm, Builder, Embedding, Gpt, GptConfig, Init, LayerNorm, Linear, Parameter,
+        Parameters, Random, clip_grad_norm,
+    };
     pub use retape_policy::{ModelShape, Rule, RuleSet};
 }

@@ -1,6 +1,7 @@
 //! The tape: records ops as they run, stores what backward will read as the marks say, and runs backward.
 
 mod audit;
+mod commit;
 mod graph;
 mod operators;
 mod pass;
@@ -12,11 +13,12 @@ mod sums;
 mod trace;
 mod var;
 
-use crate::device::same_device;
+use crate::device::unique;
 use crate::kernel::RandomStream;
 use crate::layout::Shape;
 use crate::ops::{Exec, KernelClock, Op, Outputs, Saves, Slot, Spec};
 use crate::{DType, Device, Error, Int8Spec, Kernel, Kind, Mark, Moment, Phase, Policy, Result, Rounding, Tensor};
+pub use commit::StateId;
 use graph::{Disposition, Graph, MarkSource, NewNode, NewValue, PendingQuantize, Quantized, ValueKey};
 pub use pass::GradOptions;
 pub use scope::{Scope, ScopeGuard, scope};
@@ -25,17 +27,10 @@ use std::cell::{Cell, RefCell, RefMut};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use trace::Event;
 pub use trace::{DryRun, Trace, TraceNode, TraceValue};
 pub use var::{Gradients, Var};
-
-/// A number that this process gives out once. An address won't do: it comes back when its owner is dropped.
-fn unique() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
-}
 
 /// Names one parameter across tapes, so that however often a tape is asked for it, there is one leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -147,6 +142,8 @@ struct Shared {
     random_counter: Cell<u64>,
     /// How many `no_grad` are open.
     paused: Cell<u32>,
+    /// What `commit` will apply.
+    changes: RefCell<Vec<commit::Change>>,
     clock: KernelClock,
 }
 
@@ -190,6 +187,7 @@ impl Tape {
             reentered: Cell::default(),
             random_counter: Cell::new(0),
             paused: Cell::new(0),
+            changes: RefCell::default(),
         }))
     }
 
@@ -256,12 +254,13 @@ impl Tape {
         self.0.device.clone()
     }
 
-    /// A leaf with a gradient.
+    /// A leaf with a gradient. A tape of the meta device takes a tensor of any device here, by its shape alone: what
+    /// stands for it has its bytes, is counted as it is, and lives as long. Other tapes take tensors of their device only.
     pub fn leaf(&self, tensor: &Tensor) -> Result<Var> {
         self.add_leaf(tensor, true, None)
     }
 
-    /// A leaf without a gradient: tokens, targets, constants.
+    /// A leaf without a gradient: tokens, targets, constants. Of other devices as in [`leaf`](Tape::leaf).
     pub fn constant(&self, tensor: &Tensor) -> Result<Var> {
         self.add_leaf(tensor, false, None)
     }
@@ -270,32 +269,31 @@ impl Tape {
     ///
     /// # Errors
     /// [`Error::InvalidTensor`] where this id had another shape or dtype on this tape, [`Error::DeviceMismatch`] where the
-    /// tensor is on another device.
+    /// tensor is on another device and the tape's computes.
     pub fn parameter(&self, id: ParameterId, tensor: &Tensor, requires_grad: bool) -> Result<Var> {
         let mut graph = self.try_graph("parameter")?;
         graph.check("parameter", None)?;
-        same_device("parameter", tensor.device(), &graph.device)?;
+        let tensor = tensor.entering("parameter", &graph.device)?;
         if let Some((key, spec)) = graph.parameters.get(&id).cloned() {
-            let asked = Spec::of(tensor);
+            let asked = Spec::of(&tensor);
             if asked != spec {
                 return Err(Error::tensor(
                     "parameter",
                     format!("{id:?} is {spec} on this tape, and {asked} now; give each parameter an id of its own"),
                 ));
             }
-            if graph.reopen_leaf(key, tensor, requires_grad) {
+            if graph.reopen_leaf(key, &tensor, requires_grad) {
                 drop(graph);
                 return Ok(Var { tape: self.clone(), key });
             }
         }
         drop(graph);
-        self.add_leaf(tensor, requires_grad, Some(id))
+        self.add_leaf(&tensor, requires_grad, Some(id))
     }
 
     fn add_leaf(&self, tensor: &Tensor, requires_grad: bool, parameter: Option<ParameterId>) -> Result<Var> {
         let mut graph = self.try_graph("leaf")?;
         graph.check("leaf", None)?;
-        same_device("leaf", tensor.device(), &graph.device)?;
         if requires_grad && !tensor.dtype().is_float() {
             return Err(Error::NoGradient {
                 path: "leaf".into(),
@@ -303,12 +301,13 @@ impl Tape {
                 reason: format!("{} values have no gradient; use `constant`, or cast to f32 first", tensor.dtype()),
             });
         }
+        let tensor = tensor.entering("leaf", &graph.device)?;
         let name = if parameter.is_some() { "parameter" } else { "leaf" };
         graph.note_let_go();
-        let keys = graph.insert_leaf(name, tensor.clone(), requires_grad, parameter);
-        graph.note_leaf(keys[0], tensor, requires_grad, parameter);
+        let keys = graph.insert_leaf(name, (*tensor).clone(), requires_grad, parameter);
+        graph.note_leaf(keys[0], &tensor, requires_grad, parameter);
         if let Some(id) = parameter {
-            graph.parameters.insert(id, (keys[0], Spec::of(tensor)));
+            graph.parameters.insert(id, (keys[0], Spec::of(&tensor)));
         }
         Ok(Var { tape: self.clone(), key: keys[0] })
     }

@@ -155,8 +155,14 @@ impl Tape {
 
     /// Gradients from given gradients of any values (the vector of a vector-Jacobian product). With `retain` the tape stays.
     pub fn backward_from(&self, seeds: &[(&Var, &Tensor)], retain: bool) -> Result<Gradients> {
-        let given = seeds.iter().map(|&(_, g)| g.clone()).collect();
-        self.backward_seeded(seeds.iter().map(|&(v, g)| (v, g.clone())).collect(), given, retain, None)
+        let device = self.device();
+        let on_tape = |g: &Tensor| match device.computes() {
+            true => Ok(g.clone()),
+            false => Ok(g.entering("backward_from", &device)?.into_owned()),
+        };
+        let seeds: Vec<(&Var, Tensor)> = seeds.iter().map(|&(v, g)| Ok((v, on_tape(g)?))).collect::<Result<_>>()?;
+        let given = seeds.iter().map(|(_, g)| g.clone()).collect();
+        self.backward_seeded(seeds, given, retain, None)
     }
 
     fn backward_seeded(

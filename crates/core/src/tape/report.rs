@@ -472,6 +472,7 @@ fn kind_of(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use crate::scope;
     use crate::{DType, Mark, Result, Tape, Tensor, Var, meta};
 
     /// Nodes that the ledger walks over, and FLOPs and depth of the last link's replay, for a chain of `links` links.
@@ -480,7 +481,7 @@ mod tests {
         let tape = Tape::new(&device);
         let x = tape.leaf(&Tensor::full(&device, &[4, 4], DType::F32, 0.0).unwrap()).unwrap();
         let _scope = tape.scope(scope("all").mark(Mark::Recompute));
-        let shared = x.exp().unwrap();
+        let shared = x.clone().exp().unwrap();
         let mut h = x.gelu().unwrap();
         for _ in 0..links {
             h = link(&h, &shared).unwrap();
@@ -502,11 +503,11 @@ mod tests {
     fn replay_costs_of_branching_chains_take_linear_time() {
         type Link = fn(&Var, &Var) -> Result<Var>;
         let links: [(&str, u64, Link); 5] = [
-            ("residual", 2, |h, _| h.tanh()?.add(h)),
-            ("squared", 1, |h, _| h.mul(h)),
-            ("two branches", 4, |h, _| h.tanh()?.mul(&h.exp()?.sigmoid()?)),
-            ("with one value shared by all", 1, |h, shared| h.mul(shared)),
-            ("residual, with one value shared by all", 3, |h, shared| h.tanh()?.mul(shared)?.add(h)),
+            ("residual", 2, |h, _| h.clone().tanh()?.add(h)),
+            ("squared", 1, |h, _| h.clone().mul(h)),
+            ("two branches", 4, |h, _| h.clone().tanh()?.mul(&h.clone().exp()?.sigmoid()?)),
+            ("with one value shared by all", 1, |h, shared| h.clone().mul(shared)),
+            ("residual, with one value shared by all", 3, |h, shared| h.clone().tanh()?.mul(shared)?.add(h)),
         ];
         for (name, nodes, link) in links {
             let (few, flops, depth) = walked(50, link);

@@ -119,6 +119,7 @@ impl ScopeFrame {
 /// A scope covers the values made inside that don't outlive it: one whose handle is still held when the scope closes (its
 /// output) belongs to the scope around it, by path (it bears the closed scope's path) and by mark.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use = "a scope is described, not opened; give it to `Tape::scope` or to `within`"]
 pub struct Scope {
     name: String,
     of_layer: bool,

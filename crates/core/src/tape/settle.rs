@@ -201,7 +201,9 @@ impl Graph {
     }
 
     fn store_full(&mut self, value: ValueKey, tensor: Tensor) {
-        if !self.nodes[self.values[value].node].is_leaf() {
+        let is_leaf = self.nodes[self.values[value].node].is_leaf();
+        // A parameter's: `commit` has made it a state meanwhile.
+        if !is_leaf && tensor.storage().kind() != crate::Kind::Parameter {
             tensor.storage().set_kind(crate::Kind::Saved);
         }
         self.values[value].stored = Stored::Full(tensor);

@@ -5,6 +5,7 @@
 
 use super::graph::{Graph, MarkSource, Stored, Value, ValueKey};
 use super::{ParameterId, Scope, ScopeGuard, Tape, TapeOptions, Var};
+use crate::device::unique;
 use crate::layout::Layout;
 use crate::ops::Op;
 use crate::tensor::Template;
@@ -56,9 +57,9 @@ pub(crate) enum LeafSource {
 #[derive(Debug)]
 pub(crate) struct Recording {
     events: Vec<Event>,
-    /// How many allocations the device had made when each event was noted.
-    allocations: Vec<u64>,
-    /// The same when forward began.
+    /// When each event was noted.
+    times: Vec<u64>,
+    /// When forward began.
     start: u64,
     /// The tensors that the user got from values or put on the tape, and still holds, each storage once.
     taken: Vec<Taken>,
@@ -77,11 +78,11 @@ struct Taken {
 }
 
 impl Recording {
-    fn new(device: &Device) -> Recording {
+    fn new() -> Recording {
         Recording {
             events: Vec::new(),
-            allocations: Vec::new(),
-            start: device.meter().allocations(),
+            times: Vec::new(),
+            start: unique(),
             taken: Vec::new(),
             values: HashMap::new(),
             held: HashMap::new(),
@@ -99,10 +100,9 @@ impl Recording {
 
 impl Graph {
     pub fn push_event(&mut self, event: Event) {
-        let allocations = self.device.meter().allocations();
         if let Some(recording) = &mut self.recording {
             recording.events.push(event);
-            recording.allocations.push(allocations);
+            recording.times.push(unique());
         }
     }
 
@@ -143,7 +143,7 @@ impl Graph {
             None => {
                 *recording.held.entry(number).or_default() += 1;
                 // Parameters from before are the user's all along: a model has many of them to look at.
-                if parameter.is_none() || number > recording.start {
+                if parameter.is_none() || tensor.storage().made() > recording.start {
                     recording.take(id, tensor);
                 }
                 LeafSource::Held(tensor.clone())
@@ -272,7 +272,7 @@ impl Trace {
             return Err(Error::DeviceMismatch { what: "Trace::record", left, right }.into());
         }
         let tape = Tape::with(device, TapeOptions { policy: policy.clone(), ..TapeOptions::default() });
-        tape.graph().recording = Some(Recording::new(device));
+        tape.graph().recording = Some(Recording::new());
         let loss = forward(&tape)?;
         if !Rc::ptr_eq(&loss.tape.0, &tape.0) {
             return Err(Error::OtherTape { what: "Trace::record", path: loss.path() }.into());
@@ -287,7 +287,7 @@ impl Trace {
         let mut graph = tape.try_graph("Trace::record")?;
         graph.check("Trace::record", None)?;
         graph.note_let_go();
-        let recording = graph.recording.take().unwrap_or_else(|| Recording::new(device));
+        let recording = graph.recording.take().unwrap_or_else(Recording::new);
         let mut trace = Trace {
             device: device.clone(),
             policy,
@@ -365,7 +365,7 @@ impl Trace {
     /// Takes over what was noted. Leaves' tensors that forward made, or that nobody else holds any more, aren't held by the
     /// trace: each run makes its own.
     fn take_events(&mut self, recording: Recording) {
-        let Recording { mut events, allocations, start, held, .. } = recording;
+        let Recording { mut events, times, start, held, .. } = recording;
         let let_go: HashSet<u64> =
             events.iter().filter_map(|e| if let Event::LetGo(id) = e { Some(*id) } else { None }).collect();
         let mut template_of: HashMap<u64, (usize, bool)> = HashMap::new();
@@ -373,17 +373,17 @@ impl Trace {
         for event in &mut events {
             let Event::Leaf { id, source, .. } = event else { continue };
             let LeafSource::Held(tensor) = source else { continue };
-            let number = tensor.storage().number();
+            let (number, made) = (tensor.storage().number(), tensor.storage().made());
             let (template, unheld) = match template_of.get(&number) {
                 Some(&known) => known,
                 None => {
                     let unheld = tensor.holders() == held[&number];
-                    if number <= start && !unheld && !let_go.contains(id) {
+                    if made < start && !unheld && !let_go.contains(id) {
                         continue;
                     }
                     let template = self.templates.len();
                     self.templates.push((tensor.template(), held[&number]));
-                    makes.push((allocations.partition_point(|&made| made < number), number, template));
+                    makes.push((times.partition_point(|&noted| noted < made), made, template));
                     template_of.insert(number, (template, unheld));
                     (template, unheld)
                 }
