@@ -11,6 +11,7 @@ pub mod gpt_curve;
 pub mod grown;
 pub mod int8;
 pub mod layouts;
+pub mod models;
 pub mod patterns;
 pub mod programs;
 pub mod sessions;

@@ -137,9 +137,9 @@ pub enum Error {
     },
     /// No rule of a preset decided for any value, on a tape of which no scope has a role.
     #[error(
-        "policy `{preset}` decided for no value: it is for {looks_for}, and no scope on this tape has a role; give scopes \
-         theirs, as `tape.scope(scope(\"h.0\").role(Role::Block))`, or mark values by rules of your own, as `{example}`; the \
-         largest saved values are {largest}"
+        "policy `{preset}` decided for no value: it is for {looks_for}, and no scope on this tape has a role; give \
+         scopes theirs, as `tape.scope(scope(\"h.0\").role(Role::Block))`, or mark values by rules of your own, as \
+         `{example}`; the largest saved values are {largest}"
     )]
     PresetMatchedNothing {
         /// The preset's name.

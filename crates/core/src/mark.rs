@@ -94,8 +94,9 @@ pub struct Site<'a> {
 }
 
 impl Site<'_> {
-    /// Its path by the numbers of the blocks that it goes through, whatever their names: of `gpt.h.3.mlp.gelu`, where `gpt.h.3`
-    /// is a block, `blocks.3.mlp.gelu` and `gpt.h.blocks.3.mlp.gelu`. Two for each block, one where the block has no parent.
+    /// Its path by the numbers of the blocks that it goes through, whatever their names. Where `gpt.h.3` is a block,
+    /// `gpt.h.3.mlp.gelu` is also `blocks.3.mlp.gelu` and `gpt.h.blocks.3.mlp.gelu`. A block without a parent gives
+    /// one.
     pub fn aliases(&self) -> impl Iterator<Item = String> {
         aliases(self.path, self.blocks)
     }
@@ -124,8 +125,8 @@ impl ScopeSite<'_> {
 pub struct BlockScope {
     /// The block's path is the first `end` bytes of the path.
     pub end: usize,
-    /// Which it is of the blocks with its parent's path (its own without the last segment), in the order in which they were first
-    /// opened on the tape, from 0.
+    /// Which it is of the blocks with its parent's path (its own without the last segment), from 0. They are counted in
+    /// the order in which they were first opened on the tape.
     pub index: usize,
 }
 
@@ -167,8 +168,8 @@ pub struct RuleInfo {
     pub origin: Origin,
 }
 
-/// A preset among a policy's rules. One of which no rule decides for any value is an error on a tape whose scopes have no roles
-/// ([`Error::PresetMatchedNothing`](crate::Error)), and lint on others.
+/// A preset among a policy's rules. One of which no rule decides for any value is
+/// [`Error::PresetMatchedNothing`](crate::Error) on a tape whose scopes have no roles, and lint on others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PresetInfo {
     /// Its name.

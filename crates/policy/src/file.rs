@@ -61,12 +61,13 @@ impl RuleSet {
     ///     segments = ["blocks.*"]      # scopes of which backward holds the boundaries alone; may be left out
     ///
     ///     [[rule]]
-    ///     path = "blocks.*.mlp.*"      # see `Rule` for the patterns; `**` if left out where one of the next three is given
+    ///     path = "blocks.*.mlp.*"      # see `Rule` for the patterns; may be left out beside one of the next three
     ///     role = "feed_forward"        # see `Rule::role`
     ///     mark = "int8"                # or "keep", "recompute"
     ///     group = 32                   # of int8: elements per scale, 64 if left out
     ///     rounding = "stochastic"      # of int8: or "nearest", which it is if left out
-    ///     op = "gelu*"                 # this and all below may be left out; besides, `output_of` and `ids`, see `Rule`
+    ///     output_of = "block"          # see `Rule::output_of`
+    ///     op = "gelu*"                 # this and all below may be left out; and see `Rule::ids`
     ///     min_bytes = "1MiB"           # or a plain number
     ///     max_bytes = "1.5GB"
     ///     rank = 3

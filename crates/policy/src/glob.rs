@@ -19,7 +19,8 @@ impl Candidate {
     }
 }
 
-/// What a pattern is matched against: a path, and the same path by the numbers of its blocks. Each is made when first asked for.
+/// What a pattern is matched against: a path, and the same path by the numbers of its blocks. Each is made when asked
+/// for.
 pub(crate) struct Candidates<'a, A> {
     path: &'a str,
     /// Gives the aliases.

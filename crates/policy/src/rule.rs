@@ -13,9 +13,9 @@ use std::str::FromStr;
 /// matches `softmax`), at least one at the end. So `blocks.*.**` matches what lies strictly inside a block, and not the
 /// block's output `blocks.0`.
 ///
-/// A pattern is tried against a value's path, and by the numbers of the blocks that the value lies in: in the scope `gpt.h.3`
-/// of role block, `gpt.h.3.mlp.gelu` is also `blocks.3.mlp.gelu` and `gpt.h.blocks.3.mlp.gelu`, see [`Site::aliases`].
-/// [`role`](Rule::role) and [`output_of`](Rule::output_of) need no names at all.
+/// A pattern is tried against a value's path, and against the path by the numbers of its blocks. Where `gpt.h.3` is a
+/// scope of role block, `gpt.h.3.mlp.gelu` is also `blocks.3.mlp.gelu` and `gpt.h.blocks.3.mlp.gelu`, see
+/// [`Site::aliases`]. [`role`](Rule::role) and [`output_of`](Rule::output_of) need no names at all.
 ///
 /// ```
 /// # use retape_core::Mark;
@@ -70,8 +70,8 @@ impl Rule {
         self
     }
 
-    /// Only values inside a scope of this role, at any depth. The scope's output is not: it outlives the scope. Given several
-    /// times, they must lie in scopes of all of these roles.
+    /// Only values inside a scope of this role, at any depth. The scope's output is not: it outlives the scope. Of
+    /// several roles, all must be around.
     ///
     /// ```
     /// # use retape_core::{Mark, Role};
@@ -168,7 +168,9 @@ impl Rule {
 }
 
 /// Reads `GLOB=keep`, `GLOB=recompute` or `GLOB=int8`; of int8 the group and the rounding may follow
-/// (`GLOB=int8:group=32:rounding=stochastic`), and of any mark predicates as `Display` writes them: ` where role=attention, output_of=block, op=gelu*, bytes>=64, bytes<=4096, rank=2, shape=[*, >=8], ids=[3, 7], intensity<=8`.
+/// (`GLOB=int8:group=32:rounding=stochastic`), and of any mark predicates as `Display` writes them:
+/// ` where role=attention, output_of=block, op=gelu*, bytes>=64, bytes<=4096, rank=2, shape=[*, >=8], ids=[3, 7],
+/// intensity<=8`.
 impl FromStr for Rule {
     type Err = Error;
 
@@ -245,7 +247,8 @@ impl Rule {
         let parts = [">=", "<=", "="].into_iter().filter_map(split).min_by_key(|(name, ..)| name.len());
         let wrong = || {
             let reason = format!(
-                "`{text}` is no predicate; write role=ROLE, output_of=ROLE, op=GLOB, bytes>=N, bytes<=N, rank=N, shape=[*, >=8], ids=[1, 2] or intensity<=N"
+                "`{text}` is no predicate; write role=ROLE, output_of=ROLE, op=GLOB, bytes>=N, bytes<=N, rank=N, \
+                 shape=[*, >=8], ids=[1, 2] or intensity<=N"
             );
             self.invalid(reason)
         };

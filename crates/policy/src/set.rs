@@ -23,8 +23,8 @@ impl RuleSet {
         RuleSet::named(Origin::Preset, rules, |_, rule| format!("{name}: {rule}"))
     }
 
-    /// Says of a preset which values it is for, and what to do where there are none: then that is an error on a model without
-    /// roles, and else lint.
+    /// Says of a preset which values it is for, and what to do where there are none. That is an error on a model
+    /// without roles, and lint on others.
     pub(crate) fn looking_for(mut self, name: &str, looks_for: &str, advice: &str) -> Self {
         let (name, looks_for, advice) = (name.to_owned(), looks_for.to_owned(), advice.to_owned());
         self.presets.push(PresetInfo { name, rules: 0..self.rules.len(), looks_for, advice });

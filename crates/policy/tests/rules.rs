@@ -166,7 +166,8 @@ fn a_file_of_rules() {
             "[[rule]] number 1: blocks.*.mlp.*=int8:group=32 where op=gelu*, bytes>=1024, bytes<=4096, rank=2, shape=[*, >=16], \
              intensity<=8",
             "[[rule]] number 2: embed=keep where shape=[64]",
-            "length_adaptive: **=recompute where role=attention, op={softmax,dropout,scale,causal_mask,where}, shape=[*, >1024]",
+            "length_adaptive: **=recompute where role=attention, op={softmax,dropout,scale,causal_mask,where}, \
+             shape=[*, >1024]",
             "length_adaptive: **=recompute where role=attention, op={matmul,add}, shape=[*, *, *, >1024]",
         ]
     );
@@ -197,7 +198,8 @@ fn a_policy_may_be_the_path_of_a_file() {
 
 #[test]
 fn wrong_files() {
-    let fields = "expected one of `path`, `role`, `output_of`, `mark`, `ids`, `group`, `rounding`, `op`, `min_bytes`, `max_bytes`, `rank`, `shape`, `max_intensity`";
+    let fields = "expected one of `path`, `role`, `output_of`, `mark`, `ids`, `group`, `rounding`, `op`, `min_bytes`, \
+                  `max_bytes`, `rank`, `shape`, `max_intensity`";
     let second = |text: &str| format!("[[rule]]\npath='a'\nmark='keep'\n[[rule]]\n{text}");
     let in_second = |reason: &str| format!("[[rule]] number 2: {reason}");
     for (text, message) in [

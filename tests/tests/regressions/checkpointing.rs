@@ -271,7 +271,7 @@ fn c15_marks_that_save_nothing_are_lint() {
         let _loss = model.loss(&tape, &tokens, &targets).unwrap();
         tape.ledger().unwrap().lint
     };
-    assert!(lint(policy("selective_attention")).iter().any(|l| l.code == "rule-matched-nothing"));
+    assert!(lint(policy("selective_attention")).iter().any(|l| l.code == "preset-matched-nothing"));
     let rule = RuleSet::new([Rule::new("blocks.*.mlp", Mark::Recompute).unwrap()]);
     assert!(lint(Some(Rc::new(rule))).iter().any(|l| l.code == "mark-saves-nothing"));
     assert!(lint(policy("none")).is_empty());

@@ -67,7 +67,8 @@ impl Graph {
         order
     }
 
-    /// Fails for a user's rule that decided for no value; and for a preset of which no rule did, where no scope has a role.
+    /// Fails for a user's rule that decided for no value, and for a preset of which no rule did where no scope has a
+    /// role.
     pub(super) fn check_rules(&self) -> Result<()> {
         let Some(policy) = &self.options.policy else { return Ok(()) };
         let unused = policy.rules().iter().zip(&self.rule_uses).find(|(r, n)| r.origin == Origin::User && **n == 0);
@@ -323,7 +324,8 @@ impl Graph {
                 0 => (
                     "mark-saves-nothing",
                     format!(
-                        "mark {mark} on {values} value(s) saves 0 bytes: backward reads none of them, or they are views"
+                        "mark {mark} on {values} value(s) saves 0 bytes: backward reads none of them; set it on values \
+                         that the ledger lists as stored"
                     ),
                 ),
                 _ => (
@@ -359,7 +361,8 @@ impl Graph {
         for key in self.roots().filter(|&key| !self.nodes[self.values[key].node].is_leaf()) {
             let v = &self.values[key];
             let by_rule = matches!(v.source, MarkSource::Rule(_)) && !matches!(v.mark, Some(Mark::Keep));
-            marks += u64::from(by_rule && !v.exact);
+            // A mark on what nobody reads is another lint.
+            marks += u64::from(by_rule && !v.exact && v.ever_read);
             without += if v.reads > 0 { v.spec.bytes() } else { 0 };
             with += match (&v.stored, v.mark) {
                 // What it will take.
@@ -379,8 +382,8 @@ impl Graph {
             code: "policy-saves-nothing",
             subject: if presets.is_empty() { "policy".into() } else { presets.join(", ") },
             message: format!(
-                "with all marks the tape stores {with} bytes, and {without} without any; set another policy: this one's \
-                 values aren't saved, or replaying them takes values as large"
+                "with all marks the tape stores {with} bytes, and {without} without any; set another policy: what this \
+                 one marks isn't saved, or its replay holds as much"
             ),
         });
     }

@@ -2,8 +2,8 @@ use super::{rule, rule_of_op};
 use crate::RuleSet;
 use retape_core::{Int8Spec, Mark, Role};
 
-/// Stores the residual stream as int8: embeddings, blocks' outputs, and the sums inside a block that belong to none of its
-/// layers, as the one after attention.
+/// Stores the residual stream as int8: embeddings, blocks' outputs, and the sums directly inside a block, as the one
+/// after attention.
 pub fn int8_residual(spec: Int8Spec) -> RuleSet {
     let mark = Mark::Int8(spec);
     let embeddings = rule("**", mark).output_of(Role::Embedding);

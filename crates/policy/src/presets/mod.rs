@@ -1,7 +1,7 @@
 //! The presets, one file each, and the table from which the command line, help and tests take them.
 //!
-//! They know a model by the roles of its scopes and by ops, never by names, so they are for any model whose scopes have roles.
-//! `blocks.{i}` in their patterns is the `i`-th scope of role block, see [`Rule`].
+//! They know a model by the roles of its scopes and by ops, never by names: they are for any model whose scopes have
+//! roles. `blocks.{i}` in their patterns is the `i`-th scope of role block, see [`Rule`].
 
 mod balanced;
 mod flash_ffn;

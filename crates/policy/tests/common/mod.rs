@@ -21,8 +21,8 @@ pub fn site<'a>(path: &'a str, op: &'static str, shape: &'a [usize]) -> Site<'a>
     }
 }
 
-/// Where a value or scope is, in a model whose scopes have these roles: `attn`, `mlp`, `ln_*`, `embed`, `lm_head`, and numbers
-/// are blocks.
+/// Where a value or scope is, in a model whose scopes `attn`, `mlp`, `ln_*`, `embed` and `lm_head` have roles, and
+/// whose blocks are numbers.
 #[derive(Debug, Clone, Copy)]
 pub struct Place<'a> {
     path: &'a str,
