@@ -380,7 +380,8 @@ pub struct FrontierArgs {
     /// Write frontier.json, .csv, .svg and .html into this directory
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Other engines' points for frontier.html (JSON: a list of objects with engine, label, peak_bytes, overhead_percent)
+    /// Other engines' points for frontier.html (JSON: a list of objects with engine, label, peak_bytes,
+    /// overhead_percent)
     #[arg(long, value_name = "FILE.json", requires = "out")]
     pub peers: Option<PathBuf>,
     #[command(flatten)]

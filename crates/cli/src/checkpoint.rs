@@ -5,7 +5,7 @@
 
 use crate::error::{Failure, Result};
 use crate::trainer::{Settings, Trainer};
-use retape::nn::checkpoint::{Cast, load_parameters, save_parameters};
+use retape::nn::checkpoint::{Cast, save_parameters};
 use retape::nn::data::ByteText;
 use retape::nn::{Gpt, GptConfig, LossScaler, Random};
 use retape::policy::Profile;
@@ -125,9 +125,7 @@ pub fn read_config(checkpoint: &Path) -> Result<RunConfig> {
 
 /// The model of a checkpoint.
 pub fn read_model(checkpoint: &Path, config: &RunConfig, device: &Device) -> Result<Gpt> {
-    let model = Gpt::new(device, &config.model, config.seed)?;
-    load_parameters(&checkpoint.join(MODEL), &model.parameters(), Cast::Refuse)?;
-    Ok(model)
+    Ok(Gpt::load(&checkpoint.join(MODEL), device, &config.model, Cast::Refuse)?)
 }
 
 /// Puts a checkpoint's optimizer state, loss scaling and step into a trainer.
@@ -180,9 +178,9 @@ pub fn save(dir: &Path, trainer: &Trainer, config: &RunConfig) -> Result<()> {
 #[derive(Debug)]
 pub struct Lock(#[expect(dead_code, reason = "it is held, not read")] Option<fs::File>);
 
-/// Takes a directory for this process as long as the lock lives, which a kill ends too. One that another process holds is
-/// an error: each would remove the other's checkpoints. Where directories can't be opened (not on Unix) or locked nobody
-/// is kept out.
+/// Takes a directory for this process as long as the lock lives, which a kill ends too. One that another process holds
+/// is an error: each would remove the other's checkpoints. Where directories can't be opened (not on Unix) or locked
+/// nobody is kept out.
 pub fn lock(dir: &Path) -> Result<Lock> {
     if !cfg!(unix) {
         return Ok(Lock(None));
@@ -222,7 +220,8 @@ mod tests {
 
     fn config() -> RunConfig {
         let profile = Profile { int8_group: Some(64), ..Profile::default() };
-        let sensitivity = [("blocks.*.gelu gelu".to_owned(), 0.25), ("head linear".to_owned(), f64::INFINITY)];
+        let sensitivity =
+            [("transformer.h.*.mlp.gelu gelu_tanh".to_owned(), 0.25), ("head linear".to_owned(), f64::INFINITY)];
         RunConfig {
             format: FORMAT,
             step: 3,

@@ -113,8 +113,8 @@ mod tests {
     #[test]
     fn only_paths_lose_their_numbers() {
         assert_eq!(
-            without_block_numbers("2 ops replay it from `blocks.3.ln_1`, 4 more"),
-            "2 ops replay it from `blocks.*.ln_1`, 4 more"
+            without_block_numbers("2 ops replay it from `transformer.h.3.ln_1`, 4 more"),
+            "2 ops replay it from `transformer.h.*.ln_1`, 4 more"
         );
     }
 }

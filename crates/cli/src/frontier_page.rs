@@ -56,7 +56,7 @@ struct Row {
 
 /// The number of the block that a path lies in.
 fn block_of(path: &str) -> Option<usize> {
-    path.strip_prefix("blocks.")?.split('.').next()?.parse().ok()
+    path.strip_prefix("transformer.h.")?.split('.').next()?.parse().ok()
 }
 
 /// A mark as the letter that it begins with. An int8 mark that a reader doesn't allow is as good as `exact`.
@@ -170,9 +170,12 @@ mod tests {
 
     #[test]
     fn marks_are_letters_by_block() {
-        let first =
-            vec![entry(0, "embed", "none"), entry(2, "blocks.0.b", "keep"), entry(4, "blocks.1.b", "recompute")];
-        let second = vec![entry(1, "blocks.0.a", "exact"), entry(4, "blocks.1.b", "int8")];
+        let first = vec![
+            entry(0, "transformer.embed", "none"),
+            entry(2, "transformer.h.0.b", "keep"),
+            entry(4, "transformer.h.1.b", "recompute"),
+        ];
+        let second = vec![entry(1, "transformer.h.0.a", "exact"), entry(4, "transformer.h.1.b", "int8")];
         assert_eq!(letter(&LedgerEntry { stored_bytes: 16, ..entry(0, "a", "int8") }), 'e');
         let rows = rows(&[(0, first), (1, second)], 2);
         let shown: Vec<_> = rows.iter().map(|r| (r.path.as_str(), r.cells.get(&0), r.cells.get(&1))).collect();
@@ -180,9 +183,9 @@ mod tests {
         assert_eq!(
             shown,
             [
-                ("embed", text("n").as_ref(), None),
-                ("blocks.*.a", None, text("e.").as_ref()),
-                ("blocks.*.b", text("kr").as_ref(), text(".i").as_ref())
+                ("transformer.embed", text("n").as_ref(), None),
+                ("transformer.h.*.a", None, text("e.").as_ref()),
+                ("transformer.h.*.b", text("kr").as_ref(), text(".i").as_ref())
             ]
         );
     }

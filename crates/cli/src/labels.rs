@@ -36,8 +36,9 @@ impl Rect {
     }
 }
 
-/// A rectangle for each anchor (a point and the size that its label needs), inside `frame`, off `obstacles` and off each other. Anchors in a crowd come
-/// last and look farther. Where there is no free place, the one that hides least is taken.
+/// A rectangle for each anchor (a point and the size that its label needs), inside `frame`, off `obstacles` and off
+/// each other. Anchors in a crowd come last and look farther. Where there is no free place, the one that hides least is
+/// taken.
 pub fn place(anchors: &[(Pair, Pair)], obstacles: &[Rect], frame: &Rect) -> Vec<Rect> {
     let crowd = |&(x, y): &Pair| {
         let near = |(other, _): &&(Pair, Pair)| (other.0 - x).hypot(other.1 - y) < 60.0;

@@ -1,7 +1,7 @@
 //! The one measuring core: what a forward and backward pass of a model takes under each of some policies.
 //!
-//! All cases run once per round, the order reversed every other round, after one warm-up round; figures are medians over
-//! the rounds. Before that, dry runs predict bytes and FLOPs.
+//! All cases run once per round, the order reversed every other round, after one warm-up round; figures are medians
+//! over the rounds. Before that, dry runs predict bytes and FLOPs.
 
 use crate::args::{Common, DeviceKind};
 use crate::error::{Failure, Result};

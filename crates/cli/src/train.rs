@@ -8,7 +8,7 @@ use crate::policy::{NamedPolicy, PolicySpec};
 use crate::report::{self, bytes};
 use crate::subject::DryRun;
 use crate::trainer::{Batcher, Settings, Trained, Trainer};
-use retape::nn::checkpoint::{Cast, load_parameters};
+use retape::nn::checkpoint::Cast;
 use retape::nn::data::{ByteText, VOCAB};
 use retape::nn::{Gpt, GptConfig};
 use retape::policy::Rule;
@@ -53,13 +53,11 @@ pub fn run(args: &TrainArgs, common: &Common) -> Result<()> {
     let parameters = config.model.parameter_bytes() as u64;
     common.check_fits(peak.saturating_add(4 * parameters))?;
     let device = common.open_device()?;
-    let model = match &resumed {
-        Some(from) => checkpoint::read_model(from, &config, &device)?,
-        None => Gpt::new(&device, &config.model, config.seed)?,
+    let model = match (&resumed, &args.init) {
+        (_, Some(file)) => Gpt::load(file, &device, &config.model, Cast::Allow)?,
+        (Some(from), None) => checkpoint::read_model(from, &config, &device)?,
+        (None, None) => Gpt::new(&device, &config.model, config.seed)?,
     };
-    if let Some(file) = &args.init {
-        load_parameters(file, &model.parameters(), Cast::Allow)?;
-    }
     let mut trainer = Trainer::new(model, batcher, config.settings, config.seed)?;
     if let Some(from) = &resumed {
         checkpoint::restore(from, &config, &mut trainer)?;

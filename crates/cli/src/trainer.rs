@@ -187,7 +187,8 @@ impl Trainer {
         Ok(Trained { loss: value, time, peak_bytes, loss_scale, updated })
     }
 
-    /// Fails where a parameter holds an infinity or NaN: a last update may have made it, which no gradient has shown yet.
+    /// Fails where a parameter holds an infinity or NaN: a last update may have made it, which no gradient has shown
+    /// yet.
     pub fn check_finite(&self) -> Result<()> {
         for parameter in &self.parameters {
             if parameter.tensor().to_f64_vec()?.iter().any(|x| !x.is_finite()) {

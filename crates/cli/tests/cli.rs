@@ -156,7 +156,7 @@ fn step_prints_its_line() {
     }
     let by_op = line["by_op"].as_array().unwrap();
     assert!(
-        by_op.iter().any(|row| row["path"] == "blocks.0.mlp.gelu" && row["replay_ms"].as_f64() > Some(0.0)),
+        by_op.iter().any(|row| row["path"] == "transformer.h.0.mlp.gelu" && row["replay_ms"].as_f64() > Some(0.0)),
         "{by_op:?}"
     );
     if fs::metadata("/proc/self/clear_refs").is_ok() {
@@ -196,7 +196,7 @@ fn tables_are_for_people_and_stdout_is_clean() {
     let frontier = stdout(&run_small(&["frontier", "--steps", "1", "--policies", "none,full_per_layer"]));
     assert!(frontier.contains("full_per_layer") && frontier.contains("to the byte"), "{frontier}");
     let inspect = stdout(&run_small(&["inspect", "--policy", "selective_ffn"]));
-    assert!(inspect.contains("blocks.*.mlp.gelu") && inspect.contains("peak of the step"), "{inspect}");
+    assert!(inspect.contains("transformer.h.*.mlp.gelu") && inspect.contains("peak of the step"), "{inspect}");
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn inspect_prints_the_ledger() {
     let sum: u64 = values.iter().map(|v| v["stored_bytes"].as_u64().unwrap()).sum();
     assert_eq!(document["totals"]["stored_bytes"], sum);
     assert!(document["totals"]["peak_bytes"].as_u64().unwrap() > sum);
-    let softmax = values.iter().find(|v| v["path"] == "blocks.1.attn.softmax").unwrap();
+    let softmax = values.iter().find(|v| v["path"] == "transformer.h.1.attn.softmax").unwrap();
     assert_eq!((&softmax["mark"], softmax["stored_bytes"].as_u64()), (&"recompute".into(), Some(0)));
     // The peak is the one that a real step has.
     let step = &json_lines(&run_small(&[

@@ -170,6 +170,6 @@ fn the_frontier_draws_itself_and_a_click_shows_marks() {
         let points = document["points"].as_array().unwrap().len() + 1;
         assert!(dom.contains(&format!(r#"data-points="{points}""#)), "{points} points");
         assert!(dom.contains("other full &lt;b&gt;checkpointing"), "a label is text, never markup");
-        assert!(dom.contains("blocks.*.mlp.gelu"));
+        assert!(dom.contains("transformer.h.*.mlp.gelu"));
     }
 }

@@ -60,7 +60,10 @@ fn a_plan_is_a_file_that_policy_takes() {
         assert_eq!(step["peak_bytes"], plan["predicted_peak_bytes"]);
         assert_eq!(step["predicted_overhead_percent"], plan["predicted_overhead_percent"]);
         let marked = |path: &str| plan["marks"].as_array().unwrap().iter().any(|m| m["path"] == path);
-        assert!(marked("blocks.1.mlp.gelu") && !marked("blocks.0.mlp.gelu"), "what a user marks isn't planned");
+        assert!(
+            marked("transformer.h.1.mlp.gelu") && !marked("transformer.h.0.mlp.gelu"),
+            "what a user marks isn't planned"
+        );
     }
     // On another model, what the file names isn't there.
     assert_refused(&run_small(&["step", "--policy", file, "--attention", "flash"]), &["matched no value", "ids="]);

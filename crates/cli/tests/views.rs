@@ -105,11 +105,11 @@ fn a_timeline_says_what_makes_the_peak() {
         let contents = document["contents"].as_array().unwrap();
         assert!(contents.iter().any(|c| c["path"] == path && c["what"] == what), "{what} {path}: {contents:#?}");
     };
-    has(&explicit("none"), "blocks.0.attn.softmax", "saved");
-    has(&explicit("int8_all"), "blocks.0.mlp.gelu", "saved as int8");
+    has(&explicit("none"), "transformer.h.0.attn.softmax", "saved");
+    has(&explicit("int8_all"), "transformer.h.0.mlp.gelu", "saved as int8");
     let full = explicit("full_per_layer");
-    has(&full, "blocks.1.attn.softmax", "replayed");
-    has(&full, "blocks.0", "saved");
+    has(&full, "transformer.h.1.attn.softmax", "replayed");
+    has(&full, "transformer.h.0", "saved");
     assert_ne!(full["peak"]["phase"], "forward");
 }
 
@@ -132,11 +132,11 @@ fn inspect_says_what_two_policies_do_differently() {
     for change in changed {
         assert_fields(change, &["path", "from", "to", "bytes", "recompute_flops", "why"]);
     }
-    let gelu = changed.iter().find(|c| c["path"] == "blocks.1.mlp.gelu").unwrap();
+    let gelu = changed.iter().find(|c| c["path"] == "transformer.h.1.mlp.gelu").unwrap();
     assert_eq!((&gelu["from"], &gelu["to"]), (&"none".into(), &"recompute".into()));
     assert!(number(&gelu["recompute_flops"]) > 0 && number(&gelu["bytes"]) > 0);
     let why = gelu["why"].as_str().unwrap();
-    for words in ["nothing marks it", "rule `selective", "from `blocks.1", "read by `blocks.1.mlp`"] {
+    for words in ["nothing marks it", "rule `selective", "from `transformer.h.1", "read by `transformer.h.1.mlp`"] {
         assert!(why.contains(words), "`{words}` isn't in: {why}");
     }
     assert!(changed.iter().all(|c| !c["path"].as_str().unwrap().ends_with("softmax")), "both drop it");
@@ -163,7 +163,7 @@ fn a_diff_of_marks_and_of_nothing() {
     assert_eq!(changed.len(), 1, "{changed:#?}");
     assert_eq!((&changed[0]["from"], &changed[0]["to"]), (&"int8".into(), &"none".into()));
     let table = stdout(&run_small(&["inspect", "--policy", "none", "--diff", "full_per_layer"]));
-    assert!(table.contains("blocks.*.mlp.gelu") && table.contains("treated differently"), "{table}");
+    assert!(table.contains("transformer.h.*.mlp.gelu") && table.contains("treated differently"), "{table}");
 }
 
 #[test]
@@ -188,14 +188,14 @@ fn the_frontiers_page_has_the_marks_of_every_block() {
             "selective" => ("rr", "rr"),
             _ => ("ii", "ii"),
         };
-        assert_eq!(mark(point, "blocks.*.mlp.gelu"), gelu);
+        assert_eq!(mark(point, "transformer.h.*.mlp.gelu"), gelu);
         if line["attention"] == "explicit" {
-            assert_eq!(mark(point, "blocks.*.attn.softmax"), softmax);
+            assert_eq!(mark(point, "transformer.h.*.attn.softmax"), softmax);
         } else {
             // Tiled attention reads its input exactly.
-            assert_eq!(mark(point, "blocks.*.attn.c_attn"), if gelu == "ii" { "ee" } else { "nn" });
+            assert_eq!(mark(point, "transformer.h.*.attn.c_attn"), if gelu == "ii" { "ee" } else { "nn" });
         }
-        assert_eq!(mark(point, "blocks.*.ln_1.layer_norm#1"), "ee");
+        assert_eq!(mark(point, "transformer.h.*.ln_1.layer_norm#1"), "ee");
         assert_eq!(data["extras"][point]["int8"], gelu == "ii");
     }
 }

@@ -3,8 +3,8 @@
 //! p -= lr wd p; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; p -= lr (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps),
 //! where t counts the steps of that parameter (those in which it had a gradient).
 //!
-//! Steps are far smaller than what bf16 and f16 hold beside a weight, and each would be rounded away. So a parameter of 16
-//! bits has f32 moments and an f32 master copy, which the steps add up in; the parameter is the master, rounded
+//! Steps are far smaller than what bf16 and f16 hold beside a weight, and each would be rounded away. So a parameter of
+//! 16 bits has f32 moments and an f32 master copy, which the steps add up in; the parameter is the master, rounded
 //! (Micikevicius et al., "Mixed precision training", 2018).
 
 use crate::checkpoint::{Cast, NamedTensor};
@@ -23,8 +23,9 @@ pub struct ParameterGroup {
     pub config: AdamWConfig,
 }
 
-/// The optimizer. Its state is counted as [`Kind::Optimizer`] and made when a parameter first has a gradient: two moments of
-/// its shape, and a master copy where it is bf16 or f16. The state of these is f32, else it has the parameter's dtype.
+/// The optimizer. Its state is counted as [`Kind::Optimizer`] and made when a parameter first has a gradient: two
+/// moments of its shape, and a master copy where it is bf16 or f16. The state of these is f32, else it has the
+/// parameter's dtype.
 #[derive(Debug)]
 pub struct AdamW {
     groups: Vec<ParameterGroup>,
@@ -68,8 +69,8 @@ impl State {
         Ok(())
     }
 
-    /// A parameter that was set to other numbers since is followed. One that was set to what the master rounds to, as when
-    /// a run is loaded, is not: the master has the bits that the rounding dropped.
+    /// A parameter that was set to other numbers since is followed. One that was set to what the master rounds to, as
+    /// when a run is loaded, is not: the master has the bits that the rounding dropped.
     fn follow(&mut self, p: &Tensor, replacements: u64) -> Result<()> {
         if self.replacements == Some(replacements) {
             return Ok(());
@@ -146,9 +147,10 @@ impl AdamW {
     /// has changed nothing.
     ///
     /// # Errors
-    /// [`Error::Optimizer`], with nothing changed, for a gradient that isn't of its parameter's shape, dtype and device.
-    /// The same for a `grad_scale` that isn't finite, or isn't a normal number of the arithmetic (f32, or f64 for f64
-    /// parameters). Gradients that aren't finite are no error here: [`clip_grad_norm`](crate::clip_grad_norm) finds them.
+    /// [`Error::Optimizer`], with nothing changed, for a gradient that isn't of its parameter's shape, dtype and
+    /// device. The same for a `grad_scale` that isn't finite, or isn't a normal number of the arithmetic (f32, or f64
+    /// for f64 parameters). Gradients that aren't finite are no error here: [`clip_grad_norm`](crate::clip_grad_norm)
+    /// finds them.
     pub fn step(&mut self, gradients: &Gradients, grad_scale: f64) -> Result<()> {
         let given: Vec<(&Parameter, AdamWConfig, &Tensor)> = (self.groups.iter())
             .flat_map(|group| group.parameters.iter().map(|p| (p, group.config)))
@@ -195,8 +197,9 @@ impl AdamW {
         self.state.values().flat_map(State::tensors).map(Tensor::storage_bytes).sum()
     }
 
-    /// The state by name, in the order of the groups: for a parameter `w` that has been updated `w.m`, `w.v`, `w.master`
-    /// where it has 16 bits, and `w.step` (i64, a scalar). Errors on the meta device, which has no numbers to save.
+    /// The state by name, in the order of the groups: for a parameter `w` that has been updated `w.m`, `w.v`,
+    /// `w.master` where it has 16 bits, and `w.step` (i64, a scalar). Errors on the meta device, which has no numbers
+    /// to save.
     pub fn state(&self) -> Result<Vec<NamedTensor>> {
         let mut all = Vec::new();
         for (parameter, state) in self.parameters().filter_map(|p| Some((p, self.state.get(&p.id())?))) {
@@ -213,9 +216,9 @@ impl AdamW {
         checkpoint::save(path, &self.state()?, &[])
     }
 
-    /// Replaces the state by a file's. All of it is checked before any of it changes: a parameter has all of its tensors in
-    /// the file or none, and no other tensor is there. Then one tensor after the other is read; where that fails (a disk, a
-    /// limit of memory) the state is a part of the file's.
+    /// Replaces the state by a file's. All of it is checked before any of it changes: a parameter has all of its
+    /// tensors in the file or none, and no other tensor is there. Then one tensor after the other is read; where that
+    /// fails (a disk, a limit of memory) the state is a part of the file's.
     pub fn load(&mut self, path: &Path) -> Result<()> {
         let file = checkpoint::open(path)?;
         let known: HashSet<String> = self.parameters().flat_map(AdamW::state_names).collect();

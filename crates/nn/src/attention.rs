@@ -42,9 +42,9 @@ impl CausalSelfAttention {
 
     /// `[B, T, D] -> [B, T, D]`, with weights and result dropped with probability `dropout` (0 to evaluate).
     ///
-    /// Paths inside: `c_attn`; explicit: `scores`, `scale`, `causal_mask`, `softmax`, `dropout`, `context`, `merge`; tiled:
-    /// `attention`; then `c_proj`, and `dropout` once more on the result. A form's ops without dropout are absent, not
-    /// identities.
+    /// Paths inside: `c_attn`; explicit: `scores`, `scale`, `causal_mask`, `softmax`, `dropout`, `context`, `merge`;
+    /// tiled: `attention`; then `c_proj`, and `dropout` once more on the result. A form's ops without dropout are
+    /// absent, not identities.
     pub fn forward(&self, x: Var, dropout: f64) -> Result<Var> {
         x.within(&self.scope, |x| {
             let &[batch, time, dim] = &x.shape()[..] else {
@@ -71,8 +71,8 @@ impl CausalSelfAttention {
         })
     }
 
-    /// q `[B, T, H, S]`, k and v `[B, T, KV, S]` -> `[B, T, D]`. Where KV < H, the query heads that a kv head serves are
-    /// a dimension of their own, over which the products broadcast: `[B, KV, H/KV, T, S]`.
+    /// q `[B, T, H, S]`, k and v `[B, T, KV, S]` -> `[B, T, D]`. Where KV < H, the query heads that a kv head serves
+    /// are a dimension of their own, over which the products broadcast: `[B, KV, H/KV, T, S]`.
     fn explicit(&self, mut q: Var, mut k: Var, mut v: Var, scale: f64, dropout: f64) -> Result<Var> {
         let shape = q.shape();
         let (batch, time, size) = (shape[0], shape[1], shape[3]);

@@ -94,14 +94,14 @@ struct Made {
 }
 
 impl Builder {
-    /// Makes fresh parameters of one dtype on one device. The n-th is drawn from stream n of the seed, so a model's initial
-    /// numbers are a pure function of its shape and the seed, on every device. The meta device only allocates.
+    /// Makes fresh parameters of one dtype on one device. The n-th is drawn from stream n of the seed, so a model's
+    /// initial numbers are a pure function of its shape and the seed, on every device. The meta device only allocates.
     pub fn init(device: &Device, dtype: DType, seed: u64) -> Builder {
         Builder::new(device, dtype, Source::Seed(seed))
     }
 
-    /// Takes the parameters from a safetensors file, by path. It reads each when a layer asks for it, so that only one is
-    /// in the host's memory at a time. [`finish`](Builder::finish) looks for tensors that no layer asked for.
+    /// Takes the parameters from a safetensors file, by path. It reads each when a layer asks for it, so that only one
+    /// is in the host's memory at a time. [`finish`](Builder::finish) looks for tensors that no layer asked for.
     ///
     /// # Errors
     /// Where the file can't be read or is no safetensors file.
@@ -139,11 +139,12 @@ impl Builder {
         Scope::of_layer(&self.path)
     }
 
-    /// Makes or loads the parameter `{path}.{name}`, and records it. A file's numbers are used as they are, without `init`.
+    /// Makes or loads the parameter `{path}.{name}`, and records it. A file's numbers are used as they are, without
+    /// `init`.
     ///
     /// # Errors
-    /// [`Error::DuplicateName`] for a path that has a parameter, [`Error::Input`] for an `init` out of its range. Of a file:
-    /// [`Error::MissingTensor`], [`Error::WrongShape`], [`Error::WrongDType`].
+    /// [`Error::DuplicateName`] for a path that has a parameter, [`Error::Input`] for an `init` out of its range. Of a
+    /// file: [`Error::MissingTensor`], [`Error::WrongShape`], [`Error::WrongDType`].
     pub fn parameter(&self, name: &str, shape: &[usize], init: Init) -> Result<Parameter> {
         let Shared { device, dtype, source, .. } = &*self.shared;
         let path = self.path_of(name);
@@ -169,11 +170,12 @@ impl Builder {
         Ok(parameter)
     }
 
-    /// Gives a parameter of this model one more name, `{path}.{name}`, as a head that is tied to an embedding has. It stays
-    /// one parameter, saved under its own name. A file may have both names, where they have the same bytes.
+    /// Gives a parameter of this model one more name, `{path}.{name}`, as a head that is tied to an embedding has. It
+    /// stays one parameter, saved under its own name. A file may have both names, where they have the same bytes.
     ///
     /// # Errors
-    /// [`Error::DuplicateName`] for a path that has a parameter. [`Error::TiedTensorsDiffer`] for a file of other bytes.
+    /// [`Error::DuplicateName`] for a path that has a parameter. [`Error::TiedTensorsDiffer`] for a file of other
+    /// bytes.
     pub fn tie(&self, name: &str, to: &Parameter) -> Result<()> {
         let path = self.path_of(name);
         let mut made = self.made();
@@ -196,8 +198,8 @@ impl Builder {
         self.made().parameters.iter().filter(|p| is_inside(p.name())).cloned().collect()
     }
 
-    /// Fails where the file has tensors that nobody asked for: [`Error::UnexpectedTensor`]. Fresh parameters need no such
-    /// check.
+    /// Fails where the file has tensors that nobody asked for: [`Error::UnexpectedTensor`]. Fresh parameters need no
+    /// such check.
     pub fn finish(&self) -> Result<()> {
         match &self.shared.source {
             Source::File(file, _) => {

@@ -1,7 +1,7 @@
 //! Tensors on disk, in the safetensors format (little-endian).
 //!
-//! A file appears whole or not at all: it is written beside its place, read back, flushed to the disk, and renamed. Reading
-//! and writing hold one tensor at a time in the host's memory.
+//! A file appears whole or not at all: it is written beside its place, read back, flushed to the disk, and renamed.
+//! Reading and writing hold one tensor at a time in the host's memory.
 
 use crate::{AdamW, Error, Parameter, Result};
 use retape_core::{DType, Device, Kind, Tensor};
@@ -35,12 +35,12 @@ pub enum Cast {
     Allow,
 }
 
-/// Writes tensors, and texts beside them, so that the file is there whole or not at all, whenever the process dies. What
-/// was written is read back first: a file that was there is replaced by a good one only.
+/// Writes tensors, and texts beside them, so that the file is there whole or not at all, whenever the process dies.
+/// What was written is read back first: a file that was there is replaced by a good one only.
 ///
 /// # Errors
-/// [`Error::DuplicateName`], [`Error::File`] where the file can't be written or reads back otherwise, and an error on the
-/// meta device, which has no numbers.
+/// [`Error::DuplicateName`], [`Error::File`] where the file can't be written or reads back otherwise, and an error on
+/// the meta device, which has no numbers.
 pub fn save(path: &Path, tensors: &[NamedTensor], metadata: &[(&str, String)]) -> Result<()> {
     let mut by_name: HashMap<&str, &Tensor> = HashMap::new();
     for NamedTensor { name, tensor } in tensors {
@@ -71,9 +71,9 @@ pub fn save_parameters(path: &Path, parameters: &[Parameter], metadata: &[(&str,
 }
 
 /// Replaces the parameters' numbers by a file's, by name. All names, shapes and dtypes are checked before any number
-/// changes; then one tensor after the other is read, so that only one is there twice. Where that fails (a disk, a limit of
-/// memory) the first parameters are the file's. Errors, each its own: a tensor that is missing, that no parameter has, of
-/// another shape, of another dtype.
+/// changes; then one tensor after the other is read, so that only one is there twice. Where that fails (a disk, a limit
+/// of memory) the first parameters are the file's. Errors, each its own: a tensor that is missing, that no parameter
+/// has, of another shape, of another dtype.
 pub fn load_parameters(path: &Path, parameters: &[Parameter], cast: Cast) -> Result<()> {
     let parameters = distinct(parameters)?;
     let file = open(path)?;
@@ -84,8 +84,8 @@ pub fn load_parameters(path: &Path, parameters: &[Parameter], cast: Cast) -> Res
 }
 
 /// Writes parameters and optimizer state to one file, so that they can't come from different steps whenever the process
-/// dies; see [`save`]. What else a run needs to go on (the step, the configuration, [`Random`](crate::Random)) goes into
-/// `metadata`.
+/// dies; see [`save`]. What else a run needs to go on (the step, the configuration, [`Random`](crate::Random)) goes
+/// into `metadata`.
 pub fn save_training(
     path: &Path,
     parameters: &[Parameter],
@@ -220,8 +220,8 @@ impl File {
         }
     }
 
-    /// A tensor that must have this shape and this dtype (or, where the cast is allowed, any float dtype where a float is
-    /// asked for).
+    /// A tensor that must have this shape and this dtype (or, where the cast is allowed, any float dtype where a float
+    /// is asked for).
     pub fn tensor(
         &self,
         name: &str,

@@ -19,7 +19,8 @@ pub struct Clip {
 const SMALLEST_SUM: f64 = 1e-280;
 
 /// The L2 norm of the gradients of `parameters` together, accumulated in f64 in their order, and the factor that makes
-/// it at most `max_norm` (infinite: only measure). A parameter that is listed twice counts once, one without a gradient 0.
+/// it at most `max_norm` (infinite: only measure). A parameter that is listed twice counts once, one without a gradient
+/// 0.
 ///
 /// # Errors
 /// [`Error::NonFiniteNorm`] where a gradient holds an infinity or NaN, or the norm is beyond f64; it names the first

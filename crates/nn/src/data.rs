@@ -61,7 +61,8 @@ impl ByteText {
         &self.bytes
     }
 
-    /// Batches of `batch` windows of `seq` tokens. Errors where the text hasn't `seq + 1` bytes, or `seq` or `batch` is 0.
+    /// Batches of `batch` windows of `seq` tokens. Errors where the text hasn't `seq + 1` bytes, or `seq` or `batch` is
+    /// 0.
     pub fn batches(&self, seq: usize, batch: usize, seed: u64) -> Result<Batches> {
         if seq == 0 || batch == 0 {
             let reason = format!("{batch} windows of {seq} tokens asked for; both must be at least 1");

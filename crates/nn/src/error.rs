@@ -102,7 +102,8 @@ pub enum Error {
     },
     /// Two different parameters or tensors of one model or file have one name.
     #[error(
-        "there are two `{name}`, {first} and {second}; a name is for one parameter, and a file has one tensor of it: rename one"
+        "there are two `{name}`, {first} and {second}; a name is for one parameter, and a file has \
+         one tensor of it: rename one"
     )]
     DuplicateName {
         /// The name.
@@ -145,7 +146,11 @@ pub enum Error {
         expected: Vec<usize>,
     },
     /// A tensor of a checkpoint has another dtype.
-    #[error("`{name}` in {} is {found}, this model needs {expected}{}", path.display(), if *castable { "; allow the cast to convert it" } else { "" })]
+    #[error(
+        "`{name}` in {} is {found}, this model needs {expected}{}",
+        path.display(),
+        if *castable { "; allow the cast to convert it" } else { "" }
+    )]
     WrongDType {
         /// The file.
         path: PathBuf,
@@ -160,8 +165,8 @@ pub enum Error {
     },
     /// A checkpoint has two names of one parameter, and their numbers differ.
     #[error(
-        "{} has other numbers for `{name}` than for `{other}`, and in this model they are one parameter; build it untied, or \
-         remove one of the two",
+        "{} has other numbers for `{name}` than for `{other}`, and in this model they are one parameter; build it \
+         untied, or remove one of the two",
         path.display()
     )]
     TiedTensorsDiffer {

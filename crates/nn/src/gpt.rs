@@ -5,8 +5,8 @@ use crate::{Block, Builder, Embedding, Error, GptConfig, Init, LayerNorm, Parame
 use retape_core::{DType, Device, Role, Scope, Tape, Tensor, Var};
 use std::path::Path;
 
-/// A GPT with the names and layouts of transformers' `GPT2LMHeadModel`. Values have the paths of the parameters: block 0 is
-/// at `transformer.h.0`.
+/// A GPT with the names and layouts of transformers' `GPT2LMHeadModel`. Values have the paths of the parameters: block
+/// 0 is at `transformer.h.0`.
 #[derive(Debug, Clone)]
 pub struct Gpt {
     config: GptConfig,
@@ -33,8 +33,8 @@ impl Gpt {
         Gpt::build(&Builder::init(device, config.parameter_dtype(), seed), config)
     }
 
-    /// A model with the numbers of a safetensors file, in training mode. The file has the model's tensors and no others; of
-    /// a tied head it may have both names.
+    /// A model with the numbers of a safetensors file, in training mode. The file has the model's tensors and no
+    /// others; of a tied head it may have both names.
     pub fn load(path: &Path, device: &Device, config: &GptConfig, cast: Cast) -> Result<Gpt> {
         let builder = Builder::load(path, device, config.parameter_dtype(), cast)?;
         let model = Gpt::build(&builder, config)?;
@@ -155,8 +155,8 @@ impl Gpt {
         self.head(self.norm(x)?)
     }
 
-    /// The mean cross-entropy of predicting `targets` `[B, T]` (i64, [`IGNORE`](Gpt::IGNORE) doesn't count): a scalar at
-    /// path `loss`, f32 for a model in 16 bits.
+    /// The mean cross-entropy of predicting `targets` `[B, T]` (i64, [`IGNORE`](Gpt::IGNORE) doesn't count): a scalar
+    /// at path `loss`, f32 for a model in 16 bits.
     pub fn loss(&self, tape: &Tape, tokens: &Tensor, targets: &Tensor) -> Result<Var> {
         self.check("targets", targets)?;
         if targets.shape() != tokens.shape() {

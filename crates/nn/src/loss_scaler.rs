@@ -1,9 +1,10 @@
 //! Dynamic loss scaling (Micikevicius et al., "Mixed precision training", 2018), for models that compute in f16.
 //!
-//! Gradients of a loss are small, and f16 holds nothing below 2^-24. So backward starts at a large `scale` instead of 1,
-//! every gradient is that many times as large, and the optimizer's step divides by it. Where a gradient then isn't finite,
-//! the step is skipped and the scale halves; after [`INTERVAL`](LossScaler::INTERVAL) good steps in a row it doubles. The
-//! scale is a power of two, so scaling rounds nothing. bf16 has the exponents of f32 and needs none of this.
+//! Gradients of a loss are small, and f16 holds nothing below 2^-24. So backward starts at a large `scale` instead of
+//! 1, every gradient is that many times as large, and the optimizer's step divides by it. Where a gradient then isn't
+//! finite, the step is skipped and the scale halves; after [`INTERVAL`](LossScaler::INTERVAL) good steps in a row it
+//! doubles. The scale is a power of two, so scaling rounds nothing. bf16 has the exponents of f32 and needs none of
+//! this.
 
 use crate::{AdamW, Clip, Error, Parameter, Result, clip_grad_norm};
 use retape_core::{DType, Gradients, Tape, Var};
@@ -44,9 +45,9 @@ impl LossScaler {
         Ok(tape.backward_scaled(wide, self.scale)?)
     }
 
-    /// Clips the norm of the unscaled gradients to `max_norm` (infinite: only measures it) and takes the optimizer's step.
-    /// Where a gradient isn't finite nothing is updated, the scale halves, and the result is `None`; at scale 1 that is an
-    /// error, since it isn't the scale's fault.
+    /// Clips the norm of the unscaled gradients to `max_norm` (infinite: only measures it) and takes the optimizer's
+    /// step. Where a gradient isn't finite nothing is updated, the scale halves, and the result is `None`; at scale 1
+    /// that is an error, since it isn't the scale's fault.
     pub fn step(
         &mut self,
         optimizer: &mut AdamW,

@@ -91,15 +91,15 @@ impl Parameter {
         Ok(tape.parameter(self.id(), &self.read(), self.requires_grad())?)
     }
 
-    /// Its leaf cast to `dtype` where it has another: one more op at the scope that is open. For what backward doesn't read,
-    /// as a bias.
+    /// Its leaf cast to `dtype` where it has another: one more op at the scope that is open. For what backward doesn't
+    /// read, as a bias.
     pub fn var_as(&self, tape: &Tape, dtype: DType) -> Result<Var> {
         let var = self.var(tape)?;
         if var.dtype() == dtype { Ok(var) } else { Ok(var.cast(dtype)?) }
     }
 
-    /// As [`var_as`](Parameter::var_as), for what backward reads, as a weight: the cast is marked `Recompute`, whatever the
-    /// policy says, and backward casts again instead of holding the weights a second time.
+    /// As [`var_as`](Parameter::var_as), for what backward reads, as a weight: the cast is marked `Recompute`, whatever
+    /// the policy says, and backward casts again instead of holding the weights a second time.
     pub fn weight_as(&self, tape: &Tape, dtype: DType) -> Result<Var> {
         let leaf = self.var(tape)?;
         if leaf.dtype() == dtype {

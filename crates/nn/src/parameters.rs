@@ -5,8 +5,8 @@ use crate::{Error, Parameter, Result};
 use std::collections::HashSet;
 use std::ops::Deref;
 
-/// The parameters of a model, each once, in the order in which they were made: a slice that also knows their names. What
-/// takes `&[Parameter]` takes `&Parameters`.
+/// The parameters of a model, each once, in the order in which they were made: a slice that also knows their names.
+/// What takes `&[Parameter]` takes `&Parameters`.
 #[derive(Debug, Clone, Default)]
 pub struct Parameters(Vec<Parameter>);
 
@@ -26,8 +26,8 @@ impl Parameters {
         self.iter().map(|p| p.len() * p.dtype().size()).sum()
     }
 
-    /// Lets no gradient be computed for the parameters whose name matches a pattern, and returns how many do. The pattern is
-    /// one of policies' rules: `transformer.h.*.attn.**`, `**.bias`.
+    /// Lets no gradient be computed for the parameters whose name matches a pattern, and returns how many do. The
+    /// pattern is one of policies' rules: `transformer.h.*.attn.**`, `**.bias`.
     ///
     /// # Errors
     /// [`Error::Pattern`] for a pattern that can't be read or matches no name; then it lists near ones.

@@ -3,8 +3,8 @@
 use retape_core::kernel::RandomStream;
 use serde::{Deserialize, Serialize};
 
-/// Hands each training step the seed of its tape. It is part of a run's state: saved and read again, the run goes on with
-/// the same bits.
+/// Hands each training step the seed of its tape. It is part of a run's state: saved and read again, the run goes on
+/// with the same bits.
 ///
 /// ```
 /// use retape_core::{DType, Tape, TapeOptions, Tensor};
@@ -51,8 +51,8 @@ impl Random {
         self.step
     }
 
-    /// The seed of the next step's tape, a pure function of (seed, step): Philox, so that seeds and steps that are close
-    /// together have nothing in common.
+    /// The seed of the next step's tape, a pure function of (seed, step): Philox, so that seeds and steps that are
+    /// close together have nothing in common.
     pub fn next_seed(&mut self) -> u64 {
         let words = RandomStream { seed: self.seed ^ TAPES, counter: self.step }.block(0);
         self.step = self.step.wrapping_add(1);

@@ -13,7 +13,7 @@ const tableHolder = html("div");
 function heatmap(point, room) {
   const rows = data.rows[point.attention].map((row, i) => ({ ...row, marks: point.marks[i] })).filter((row) => row.in_blocks);
   if (!rows.length) return null;
-  const label = Math.min(230, Math.max(...rows.map((row) => row.path.length)) * 7 + 10);
+  const label = Math.min(250, Math.max(...rows.map((row) => row.path.length)) * 7 + 10);
   const side = room > 560 ? 70 : 0;
   const cell = Math.max(7, Math.min(34, Math.floor((room - label - side) / Math.max(1, data.blocks))));
   const [height, top] = [18, 24];

@@ -50,8 +50,9 @@ const parts = (function () {
     const moment = data.moments[momentOf[event]];
     // A replay belongs to the gradient that it is for.
     if (moment.phase !== "replay" && moment.path) {
-      const [, block] = /^blocks\.(\d+)(?:\.|$)/.exec(moment.path) ?? [];
-      const own = block ?? moment.path.split(".")[0];
+      const [, block] = /^transformer\.h\.(\d+)(?:\.|$)/.exec(moment.path) ?? [];
+      const outside = moment.path.replace(/^transformer\./, "").split(".")[0];
+      const own = block ?? (["wte", "wpe"].includes(outside) ? "embed" : outside);
       const back = event >= backwardFrom;
       if (own !== name || found.at(-1).back !== back) {
         name = own;

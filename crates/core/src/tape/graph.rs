@@ -283,7 +283,8 @@ impl Graph {
     /// Takes the handles that an op was given by value: they go when the tape is next used. `output` is one of its outputs.
     pub fn end_operands(&mut self, operands: SmallVec<[Var; 3]>, output: ValueKey) {
         self.latest = Some(self.values[self.root(output)].node);
-        self.ended.extend(operands.into_iter().map(Var::into_key));
+        // The last first, as locals go: a weight that was cast for this op is freed before its input is stored as int8.
+        self.ended.extend(operands.into_iter().rev().map(Var::into_key));
     }
 
     /// Whether this value, or what it is a view of, is of the latest op, whose operands haven't settled yet.

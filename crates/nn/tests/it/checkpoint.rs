@@ -190,7 +190,8 @@ fn a_file_is_read_once() {
     assert!(loaded.iter().enumerate().all(|(i, p)| values(p) == [0.5 + i as f64; 8]));
 }
 
-/// A tied weight that is listed twice is one tensor of the file; two parameters of one name are an error that shows both.
+/// A tied weight that is listed twice is one tensor of the file; two parameters of one name are an error that shows
+/// both.
 #[test]
 fn each_name_is_saved_once() {
     let device = retape_cpu::device();

@@ -57,7 +57,8 @@ fn meta_has_no_norm_but_the_same_bytes() {
 
 const CONFIG: AdamWConfig = AdamWConfig { lr: 0.1, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.0 };
 
-/// Squares that leave the range of f64, on either side: the norm is right, and the clipped step is that of the direction.
+/// Squares that leave the range of f64, on either side: the norm is right, and the clipped step is that of the
+/// direction.
 #[test]
 fn squares_beyond_f64() {
     let device = retape_cpu::device();

@@ -1,5 +1,5 @@
-//! No layer holds a value longer than it must: forward's peak is, to the byte, what a list of the values that must be there
-//! says. One handle too many in a layer shows here. A model written in the plainest way has no higher one.
+//! No layer holds a value longer than it must: forward's peak is, to the byte, what a list of the values that must be
+//! there says. One handle too many in a layer shows here. A model written in the plainest way has no higher one.
 
 use crate::small;
 use retape_core::{
