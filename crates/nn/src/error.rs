@@ -156,8 +156,8 @@ pub enum Error {
         /// True where allowing casts would help.
         castable: bool,
     },
-    /// A parameter was to be replaced by a tensor of another shape, dtype or device.
-    #[error("parameter `{name}` is {expected}, it can't become {found}")]
+    /// A parameter or a state was to be replaced by a tensor of another shape, dtype or device.
+    #[error("`{name}` is {expected}, it can't become {found}")]
     WrongReplacement {
         /// The parameter.
         name: String,
