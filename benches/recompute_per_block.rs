@@ -6,7 +6,7 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use retape_core::{Policy, Tape, TapeOptions};
 use retape_nn::data::ByteText;
 use retape_nn::{AttentionForm, Gpt, GptConfig};
-use retape_policy::{Context, PRESETS, presets::preset};
+use retape_policy::{ModelShape, PRESETS, presets::preset};
 use std::rc::Rc;
 
 fn bench(c: &mut Criterion) {
@@ -18,7 +18,7 @@ fn bench(c: &mut Criterion) {
         let (tokens, targets) = batch.tensors(&device).unwrap();
         let mut group = c.benchmark_group(format!("block, {attention:?} attention"));
         for known in PRESETS {
-            let policy: Rc<dyn Policy> = Rc::new(preset(known.name, &Context { blocks: 1 }).unwrap());
+            let policy: Rc<dyn Policy> = Rc::new(preset(known.name, &ModelShape { blocks: 1 }).unwrap());
             group.bench_function(BenchmarkId::from_parameter(known.name), |b| {
                 b.iter(|| {
                     let options = TapeOptions { policy: Some(policy.clone()), ..TapeOptions::default() };

@@ -69,14 +69,14 @@ fn long_rows() {
             let x = || (&shape[..], numbers(1, n));
             let last = [shape[1]];
             let w = || (&last[..], numbers(2, shape[1]));
-            compare("softmax", dtype, tolerance, &[x()], &|x| x[0].softmax()?.mul(x[0]));
-            compare("log_softmax", dtype, tolerance, &[x()], &|x| x[0].log_softmax(-1)?.mul(x[0]));
+            compare("softmax", dtype, tolerance, &[x()], &|x| x[0].clone().softmax()?.mul(x[0]));
+            compare("log_softmax", dtype, tolerance, &[x()], &|x| x[0].clone().log_softmax(-1)?.mul(x[0]));
             compare("layer_norm", dtype, tolerance, &[x(), w(), w()], &|x| {
-                x[0].layer_norm(Some(x[1]), Some(x[2]), 1e-5)?.mul(x[0])
+                x[0].clone().layer_norm(Some(x[1].clone()), Some(x[2].clone()), 1e-5)?.mul(x[0])
             });
-            compare("sum of rows", dtype, tolerance, &[x()], &|x| x[0].sum_dims(&[-1], false));
-            compare("amax", dtype, 0.0, &[x()], &|x| x[0].amax(&[-1], false));
-            compare("logsumexp", dtype, tolerance, &[x()], &|x| x[0].logsumexp(&[-1], false));
+            compare("sum of rows", dtype, tolerance, &[x()], &|x| x[0].clone().sum_dims(&[-1], false));
+            compare("amax", dtype, 0.0, &[x()], &|x| x[0].clone().amax(&[-1], false));
+            compare("logsumexp", dtype, tolerance, &[x()], &|x| x[0].clone().logsumexp(&[-1], false));
         }
     }
 }
@@ -119,22 +119,24 @@ fn empty_tensors() {
                 let (a, b) = (on(&device()), on(&retape_cpu::device()));
                 assert_eq!(format!("{a:?}"), format!("{b:?}"), "{label} {shape:?} {dtype}");
             };
-            check("sum", &[x()], &|x| x[0].sum());
-            check("mean", &[x()], &|x| x[0].mean());
-            check("sum rows", &[x()], &|x| x[0].sum_dims(&[-1], false));
-            check("sum columns", &[x()], &|x| x[0].sum_dims(&[0], false));
-            check("prod", &[x()], &|x| x[0].prod(&[1], false));
-            check("amax", &[x()], &|x| x[0].amax(&[1], false));
-            check("amax 0", &[x()], &|x| x[0].amax(&[0], false));
-            check("logsumexp", &[x()], &|x| x[0].logsumexp(&[1], false));
-            check("var", &[x()], &|x| x[0].var(&[1], 1.0, false));
-            check("softmax", &[x()], &|x| x[0].softmax());
-            check("log_softmax", &[x()], &|x| x[0].log_softmax(-1));
-            check("cumsum", &[x()], &|x| x[0].cumsum(-1));
-            check("cumprod", &[x()], &|x| x[0].cumprod(0));
-            check("layer_norm", &[x(), w(), w()], &|x| x[0].layer_norm(Some(x[1]), Some(x[2]), 1e-5));
-            check("matmul", &[x(), t()], &|x| x[0].matmul(x[1]));
-            check("matmul", &[t(), x()], &|x| x[0].matmul(x[1]));
+            check("sum", &[x()], &|x| x[0].clone().sum());
+            check("mean", &[x()], &|x| x[0].clone().mean());
+            check("sum rows", &[x()], &|x| x[0].clone().sum_dims(&[-1], false));
+            check("sum columns", &[x()], &|x| x[0].clone().sum_dims(&[0], false));
+            check("prod", &[x()], &|x| x[0].clone().prod(&[1], false));
+            check("amax", &[x()], &|x| x[0].clone().amax(&[1], false));
+            check("amax 0", &[x()], &|x| x[0].clone().amax(&[0], false));
+            check("logsumexp", &[x()], &|x| x[0].clone().logsumexp(&[1], false));
+            check("var", &[x()], &|x| x[0].clone().var(&[1], 1.0, false));
+            check("softmax", &[x()], &|x| x[0].clone().softmax());
+            check("log_softmax", &[x()], &|x| x[0].clone().log_softmax(-1));
+            check("cumsum", &[x()], &|x| x[0].clone().cumsum(-1));
+            check("cumprod", &[x()], &|x| x[0].clone().cumprod(0));
+            check("layer_norm", &[x(), w(), w()], &|x| {
+                x[0].clone().layer_norm(Some(x[1].clone()), Some(x[2].clone()), 1e-5)
+            });
+            check("matmul", &[x(), t()], &|x| x[0].clone().matmul(x[1]));
+            check("matmul", &[t(), x()], &|x| x[0].clone().matmul(x[1]));
         }
         for (tq, tk, heads, size, batch) in
             [(0, 3, 2, 4, 1), (3, 0, 2, 4, 1), (3, 3, 0, 4, 1), (3, 3, 2, 0, 1), (3, 3, 2, 4, 0), (0, 0, 2, 4, 2)]
@@ -145,7 +147,8 @@ fn empty_tensors() {
             let on = |device: &Device| {
                 let inputs = [(1, &q), (2, &k), (3, &k)];
                 let inputs = inputs.map(|(seed, s)| tensor(device, s, &numbers(seed, count(s)), dtype));
-                results(device, &inputs, &|x| x[0].attention(x[1], x[2], 1.0, false, 0.0)).map_err(|e| e.to_string())
+                results(device, &inputs, &|x| x[0].clone().attention(x[1], x[2], 1.0, false, 0.0))
+                    .map_err(|e| e.to_string())
             };
             let (a, b) = (on(&device()), on(&retape_cpu::device()));
             let sizes = |r: &std::result::Result<Vec<Vec<f64>>, String>| {
@@ -186,28 +189,28 @@ fn what_is_not_finite_stays_where_the_cpu_has_it() {
         let check = |label: &str, f: &dyn Fn(&[&Var]) -> Result<Var>| {
             compare(label, dtype, tolerance, &[(&shape, values.clone())], f);
         };
-        check("sum", &|x| x[0].sum_dims(&[1], false));
-        check("sum 0", &|x| x[0].sum_dims(&[0], false));
-        check("mean", &|x| x[0].mean_dims(&[1], false));
-        check("amax", &|x| x[0].amax(&[1], false));
-        check("amin", &|x| x[0].amin(&[1], false));
-        check("amax 0", &|x| x[0].amax(&[0], false));
-        check("logsumexp", &|x| x[0].logsumexp(&[1], false));
-        check("var", &|x| x[0].var(&[1], 1.0, false));
-        check("std", &|x| x[0].std(&[1], 1.0, false));
-        check("norm 2", &|x| x[0].vector_norm(2.0, &[1], false));
-        check("norm 1", &|x| x[0].vector_norm(1.0, &[1], false));
-        check("norm inf", &|x| x[0].vector_norm(f64::INFINITY, &[1], false));
-        check("softmax", &|x| x[0].softmax());
-        check("softmax 0", &|x| x[0].softmax_dim(0));
-        check("log_softmax", &|x| x[0].log_softmax(-1));
-        check("layer_norm", &|x| x[0].layer_norm(None, None, 1e-5));
-        check("cumsum", &|x| x[0].cumsum(1));
+        check("sum", &|x| x[0].clone().sum_dims(&[1], false));
+        check("sum 0", &|x| x[0].clone().sum_dims(&[0], false));
+        check("mean", &|x| x[0].clone().mean_dims(&[1], false));
+        check("amax", &|x| x[0].clone().amax(&[1], false));
+        check("amin", &|x| x[0].clone().amin(&[1], false));
+        check("amax 0", &|x| x[0].clone().amax(&[0], false));
+        check("logsumexp", &|x| x[0].clone().logsumexp(&[1], false));
+        check("var", &|x| x[0].clone().var(&[1], 1.0, false));
+        check("std", &|x| x[0].clone().std(&[1], 1.0, false));
+        check("norm 2", &|x| x[0].clone().vector_norm(2.0, &[1], false));
+        check("norm 1", &|x| x[0].clone().vector_norm(1.0, &[1], false));
+        check("norm inf", &|x| x[0].clone().vector_norm(f64::INFINITY, &[1], false));
+        check("softmax", &|x| x[0].clone().softmax());
+        check("softmax 0", &|x| x[0].clone().softmax_dim(0));
+        check("log_softmax", &|x| x[0].clone().log_softmax(-1));
+        check("layer_norm", &|x| x[0].clone().layer_norm(None, None, 1e-5));
+        check("cumsum", &|x| x[0].clone().cumsum(1));
         let on = |device: &Device| {
             let x = tensor(device, &shape, &values, dtype);
             let targets: Vec<i64> = (0..shape[0] as i64).map(|i| i * 7 % WIDTH as i64).collect();
             let target = Tensor::from_slice(device, &shape[..1], &targets).unwrap();
-            results(device, &[x, target], &|x| x[0].cross_entropy(x[1], -100)).unwrap()
+            results(device, &[x, target], &|x| x[0].clone().cross_entropy(x[1], -100)).unwrap()
         };
         let (a, b) = (on(&device()), on(&retape_cpu::device()));
         for (i, (a, b)) in a.iter().zip(&b).enumerate() {
@@ -248,7 +251,7 @@ fn ragged_attention() {
                 .zip(&shapes)
                 .map(|(seed, s)| tensor(device, s, &numbers(seed, s.iter().product()), dtype))
                 .collect();
-            results(device, &x, &|x| x[0].attention_ragged(x[1], x[2], &queries, &keys, options)).unwrap()
+            results(device, &x, &|x| x[0].clone().attention_ragged(x[1], x[2], &queries, &keys, options)).unwrap()
         };
         let (a, b) = (on(&ours, dtype), on(&theirs, dtype));
         let tolerance = if dtype == DType::F32 { 1e-5 } else { 3e-2 };
@@ -273,7 +276,7 @@ fn odd_head_sizes() {
             let tolerance = if dtype == DType::F64 { 1e-12 } else { 3e-2 };
             let scale = 1.0 / (size as f64).sqrt();
             compare("attention", dtype, tolerance, &[x(1), x(2), x(3)], &|x| {
-                x[0].attention(x[1], x[2], scale, true, 0.1)
+                x[0].clone().attention(x[1], x[2], scale, true, 0.1)
             });
         }
     }
@@ -287,7 +290,9 @@ fn nine_dimensions() {
     let run = |device: &Device| {
         let x = tensor(device, &shape, &numbers(1, 512), DType::F32).permute(&order).unwrap();
         let copied = x.copy(Kind::Input).map(|y| y.to_f64_vec().unwrap());
-        copied.map(|copied| (copied, results(device, &[x], &|x| x[0].exp()?.sum_dims(&[0, 3, 8], false)).unwrap()))
+        copied.map(|copied| {
+            (copied, results(device, &[x], &|x| x[0].clone().exp()?.sum_dims(&[0, 3, 8], false)).unwrap())
+        })
     };
     match run(&device()) {
         Ok(ours) => {
@@ -306,7 +311,7 @@ fn two_devices() {
     let tape = Tape::new(&one);
     let x = tape.leaf(&tensor(&one, &[3], &[1.0, 2.0, 3.0], DType::F32)).unwrap();
     let y = tensor(&other, &[3], &[1.0, 2.0, 3.0], DType::F32);
-    let mixed = tape.constant(&y).and_then(|y| x.add(&y));
+    let mixed = tape.constant(&y).and_then(|y| x.clone().add(&y));
     assert!(matches!(mixed, Err(Error::DeviceMismatch { .. })), "{mixed:?}");
     drop(one);
     drop((x, tape));
@@ -321,7 +326,7 @@ fn many_threads() {
     let expected = {
         let theirs = retape_cpu::device();
         let x = tensor(&theirs, &[20, 40], &numbers(7, 800), DType::F32);
-        results(&theirs, &[x], &|x| x[0].softmax()?.mul(x[0])?.sum_dims(&[0], false)).unwrap()
+        results(&theirs, &[x], &|x| x[0].clone().softmax()?.mul(x[0])?.sum_dims(&[0], false)).unwrap()
     };
     std::thread::scope(|scope| {
         for thread in 0..4usize {
@@ -329,7 +334,7 @@ fn many_threads() {
             scope.spawn(move || {
                 for round in 0..12usize {
                     let x = tensor(&ours, &[20, 40], &numbers(7, 800), DType::F32);
-                    let f = |x: &[&Var]| x[0].softmax()?.mul(x[0])?.sum_dims(&[0], false);
+                    let f = |x: &[&Var]| x[0].clone().softmax()?.mul(x[0])?.sum_dims(&[0], false);
                     let all = results(&ours, &[x], &f).unwrap();
                     for (a, b) in all.concat().iter().zip(expected.concat()) {
                         assert!((a - b).abs() < 1e-5, "{a} {b}");
@@ -338,8 +343,9 @@ fn many_threads() {
                     let lengths = [thread + 1, round + 1, thread];
                     let total: usize = lengths.iter().sum();
                     let q = tensor(&ours, &[total, 1, 8], &numbers(1, total * 8), DType::F32);
-                    let f =
-                        |x: &[&Var]| x[0].attention_ragged(x[0], x[0], &lengths, &lengths, AttentionOptions::default());
+                    let f = |x: &[&Var]| {
+                        x[0].clone().attention_ragged(x[0], x[0], &lengths, &lengths, AttentionOptions::default())
+                    };
                     let all = results(&ours, &[q], &f).unwrap();
                     assert!(all.concat().iter().all(|x| x.is_finite()));
                 }
@@ -360,7 +366,9 @@ fn tables_of_lengths_are_not_mixed_up() {
             };
             let inputs = [of(queries, 1), of(keys, 2), of(keys, 3)];
             let options = AttentionOptions::default();
-            results(device, &inputs, &|x| x[0].attention_ragged(x[1], x[2], queries, keys, options)).unwrap().concat()
+            results(device, &inputs, &|x| x[0].clone().attention_ragged(x[1], x[2], queries, keys, options))
+                .unwrap()
+                .concat()
         };
         (0..earlier).for_each(|i| drop(attend(&[1 + i % 8, i / 8], &[1 + i % 8, i / 8])));
         attend(&[20, 3], &[4, 9])

@@ -13,11 +13,11 @@ fn step(device: &Device) -> Result<(f64, Vec<u8>)> {
     let tape = Tape::new(device);
     let table = tape.leaf(&input(&[7, 64])?)?;
     let ids = tape.constant(&Tensor::from_slice(device, &[60], &vec![3i64; 60])?)?;
-    let x = table.embedding(&ids)?.softmax()?.layer_norm(None, None, 1e-5)?;
+    let x = table.clone().embedding(&ids)?.softmax()?.layer_norm(None, None, 1e-5)?;
     let heads = x.reshape(&[60, 4, 16])?;
     let lengths = [1, 9, 0, 50];
-    let y = heads.attention_ragged(&heads, &heads, &lengths, &lengths, AttentionOptions::default())?;
-    let loss = y.sum_dims(&[0], false)?.mul(&y)?.var(&[0, 1, 2], 1.0, false)?;
+    let y = heads.clone().attention_ragged(&heads, &heads, &lengths, &lengths, AttentionOptions::default())?;
+    let loss = y.clone().sum_dims(&[0], false)?.mul(&y)?.var(&[0, 1, 2], 1.0, false)?;
     let gradients = tape.backward(&loss)?;
     Ok((loss.item()?, gradients.of(&table).expect("the loss depends on it").to_bytes()?))
 }

@@ -15,20 +15,24 @@ pub type Use = (&'static str, fn(&Tape, &Var) -> Result<Var>, fn(usize) -> f64);
 
 /// Every kind of use has a gradient of ones where it reads, added up over what repeats.
 pub const USES: [Use; 12] = [
-    ("cast", |_, x| x.cast(DType::F32)?.sum(), |_| 1.0),
-    ("shift", |_, x| x.shift(1.0)?.cast(DType::F32)?.sum(), |_| 1.0),
-    ("broadcast", |_, x| x.expand(&[3, 8, 4])?.cast(DType::F32)?.sum(), |_| 3.0),
-    ("row", |_, x| x.select(0, 2)?.cast(DType::F32)?.sum(), |i| (i / 4 == 2) as u8 as f64),
-    ("column", |_, x| x.select(1, 1)?.cast(DType::F32)?.sum(), |i| (i % 4 == 1) as u8 as f64),
+    ("cast", |_, x| x.clone().cast(DType::F32)?.sum(), |_| 1.0),
+    ("shift", |_, x| x.clone().shift(1.0)?.cast(DType::F32)?.sum(), |_| 1.0),
+    ("broadcast", |_, x| x.clone().expand(&[3, 8, 4])?.cast(DType::F32)?.sum(), |_| 3.0),
+    ("row", |_, x| x.clone().select(0, 2)?.cast(DType::F32)?.sum(), |i| (i / 4 == 2) as u8 as f64),
+    ("column", |_, x| x.clone().select(1, 1)?.cast(DType::F32)?.sum(), |i| (i % 4 == 1) as u8 as f64),
     (
         "part of a part",
-        |_, x| x.narrow(0, 1, 5)?.transpose(0, 1)?.narrow(0, 1, 2)?.cast(DType::F32)?.sum(),
+        |_, x| x.clone().narrow(0, 1, 5)?.transpose(0, 1)?.narrow(0, 1, 2)?.cast(DType::F32)?.sum(),
         |i| ((1..6).contains(&(i / 4)) && (1..3).contains(&(i % 4))) as u8 as f64,
     ),
-    ("one of three", |_, x| x.split(0, &[3, 1, 4])?[1].cast(DType::F32)?.sum(), |i| (i / 4 == 3) as u8 as f64),
+    (
+        "one of three",
+        |_, x| x.clone().split(0, &[3, 1, 4])?[1].clone().cast(DType::F32)?.sum(),
+        |i| (i / 4 == 3) as u8 as f64,
+    ),
     (
         "embedding",
-        |tape, x| x.embedding(&ids(tape, &[5, 0, 5])?)?.cast(DType::F32)?.sum(),
+        |tape, x| x.clone().embedding(&ids(tape, &[5, 0, 5])?)?.cast(DType::F32)?.sum(),
         |i| match i / 4 {
             5 => 2.0,
             0 => 1.0,
@@ -37,12 +41,12 @@ pub const USES: [Use; 12] = [
     ),
     (
         "padded embedding",
-        |tape, x| x.embedding_padded(&ids(tape, &[7, 6])?, 7)?.cast(DType::F32)?.sum(),
+        |tape, x| x.clone().embedding_padded(&ids(tape, &[7, 6])?, 7)?.cast(DType::F32)?.sum(),
         |i| (i / 4 == 6) as u8 as f64,
     ),
     (
         "index_select",
-        |tape, x| x.index_select(1, &ids(tape, &[3, 3, 0])?)?.cast(DType::F32)?.sum(),
+        |tape, x| x.clone().index_select(1, &ids(tape, &[3, 3, 0])?)?.cast(DType::F32)?.sum(),
         |i| match i % 4 {
             3 => 2.0,
             0 => 1.0,
@@ -51,10 +55,14 @@ pub const USES: [Use; 12] = [
     ),
     (
         "index",
-        |tape, x| x.index(&[Index::Tensor(&ids(tape, &[-1, 2])?)])?.cast(DType::F32)?.sum(),
+        |tape, x| x.clone().index(&[Index::Tensor(&ids(tape, &[-1, 2])?)])?.cast(DType::F32)?.sum(),
         |i| matches!(i / 4, 7 | 2) as u8 as f64,
     ),
-    ("cut", |_, x| x.pad(&[-1, 0, 0, -6], 0.0)?.cast(DType::F32)?.sum(), |i| (i / 4 < 2 && i % 4 > 0) as u8 as f64),
+    (
+        "cut",
+        |_, x| x.clone().pad(&[-1, 0, 0, -6], 0.0)?.cast(DType::F32)?.sum(),
+        |i| (i / 4 < 2 && i % 4 > 0) as u8 as f64,
+    ),
 ];
 
 /// Uses a value `count` times, the kinds in turn.
@@ -88,7 +96,8 @@ pub fn many_uses_are_rounded_once(device: &Device, mixtures: &[&[Use]]) {
                 device.meter().reset_peak();
                 let tape = Tape::with(device, TapeOptions { policy, ..TapeOptions::default() });
                 let x = tape.leaf(&tensor)?;
-                let loss = if inner { used(&tape, &x.shift(0.5)?, kinds, 300)? } else { used(&tape, &x, kinds, 300)? };
+                let loss =
+                    if inner { used(&tape, &x.clone().shift(0.5)?, kinds, 300)? } else { used(&tape, &x, kinds, 300)? };
                 let gradients = tape.backward(&loss)?;
                 let figures = (device.meter().step_peak(), device.meter().fingerprint());
                 let bytes =
@@ -119,36 +128,36 @@ pub type Part = (&'static str, fn(&Tape, &Var, usize, usize) -> Result<Var>);
 
 /// Every op that reads a small part of its input.
 pub const PARTS: [Part; 17] = [
-    ("select", |_, x, t, _| x.select(0, t)),
-    ("select of columns", |_, x, t, _| x.reshape(&[4, -1])?.select(1, t)),
-    ("select of the transposed", |_, x, t, _| x.transpose(0, 1)?.select(1, t)),
-    ("narrow", |_, x, t, n| x.narrow(0, t.min(n - 3), 3)?.sum_dims(&[0], false)),
-    ("narrow twice", |_, x, t, n| x.narrow(0, 1, n - 1)?.narrow(0, t.min(n - 2), 1)),
+    ("select", |_, x, t, _| x.clone().select(0, t)),
+    ("select of columns", |_, x, t, _| x.clone().reshape(&[4, -1])?.select(1, t)),
+    ("select of the transposed", |_, x, t, _| x.clone().transpose(0, 1)?.select(1, t)),
+    ("narrow", |_, x, t, n| x.clone().narrow(0, t.min(n - 3), 3)?.sum_dims(&[0], false)),
+    ("narrow twice", |_, x, t, n| x.clone().narrow(0, 1, n - 1)?.narrow(0, t.min(n - 2), 1)),
     ("strided slice", |_, x, t, n| {
         let start = t.min(n - 4) as isize;
-        x.index(&[Index::Slice { start: Some(start), stop: Some(start + 4), step: 2 }])?.sum_dims(&[0], false)
+        x.clone().index(&[Index::Slice { start: Some(start), stop: Some(start + 4), step: 2 }])?.sum_dims(&[0], false)
     }),
     ("numbers behind a slice", |_, x, t, _| {
-        x.index(&[Index::Slice { start: None, stop: None, step: 1 }, Index::At((t % 4) as isize)])?.select(0, t)
+        x.clone().index(&[Index::Slice { start: None, stop: None, step: 1 }, Index::At((t % 4) as isize)])?.select(0, t)
     }),
-    ("a diagonal step", |_, x, t, _| x.select(0, t)?.select(0, t % 4)),
-    ("index tensor", |tape, x, t, _| x.index(&[Index::Tensor(&ids(tape, &[t as i64])?)])),
-    ("index_select", |tape, x, t, _| x.index_select(0, &ids(tape, &[t as i64])?)),
-    ("gather", |tape, x, t, _| x.gather(0, &ids(tape, &[t as i64])?.reshape(&[1, 1])?)),
-    ("take_along_dim", |tape, x, t, _| x.take_along_dim(&ids(tape, &[t as i64])?, None)),
-    ("embedding", |tape, x, t, _| x.embedding(&ids(tape, &[t as i64])?)),
-    ("padded embedding", |tape, x, t, _| x.embedding_padded(&ids(tape, &[t as i64])?, 3)),
+    ("a diagonal step", |_, x, t, _| x.clone().select(0, t)?.select(0, t % 4)),
+    ("index tensor", |tape, x, t, _| x.clone().index(&[Index::Tensor(&ids(tape, &[t as i64])?)])),
+    ("index_select", |tape, x, t, _| x.clone().index_select(0, &ids(tape, &[t as i64])?)),
+    ("gather", |tape, x, t, _| x.clone().gather(0, &ids(tape, &[t as i64])?.reshape(&[1, 1])?)),
+    ("take_along_dim", |tape, x, t, _| x.clone().take_along_dim(&ids(tape, &[t as i64])?, None)),
+    ("embedding", |tape, x, t, _| x.clone().embedding(&ids(tape, &[t as i64])?)),
+    ("padded embedding", |tape, x, t, _| x.clone().embedding_padded(&ids(tape, &[t as i64])?, 3)),
     ("split", |_, x, t, n| {
-        Ok(x.apply_all(Split { dim: 0, sizes: [t, 1, n - t - 1].into_iter().collect() }, &[])?.swap_remove(1))
+        Ok(x.clone().apply_all(Split { dim: 0, sizes: [t, 1, n - t - 1].into_iter().collect() }, [])?.swap_remove(1))
     }),
     ("cut", |_, x, t, n| {
         let widths = [(-(t as isize), t as isize + 1 - n as isize), (0, 0)].into_iter().collect();
-        x.apply(Pad { widths, value: 0.0 }, &[])
+        x.clone().apply(Pad { widths, value: 0.0 }, [])
     }),
     ("the end of scatter_add", |tape, x, t, _| {
         let zeros = Tensor::full(&tape.device(), &[1, 4], DType::F64, 0.0)?;
         let index = ids(tape, &[0])?.reshape(&[1, 1])?;
-        tape.constant(&zeros)?.scatter_add(0, &index, x)?.add(&x.select(0, t)?)
+        tape.constant(&zeros)?.scatter_add(0, &index, x)?.add(&x.clone().select(0, t)?)
     }),
 ];
 

@@ -187,7 +187,7 @@ fn computed(device: &Device, op: &Attention, inputs: &[Tensor], g: &Tensor) -> R
     let tape = Tape::new(device);
     let leaf = |t: &Tensor| if t.dtype().is_float() { tape.leaf(t) } else { tape.constant(t) };
     let leaves = inputs.iter().map(leaf).collect::<Result<Vec<Var>>>()?;
-    let y = leaves[0].apply(op.clone(), &leaves[1..].iter().collect::<Vec<_>>())?;
+    let y = leaves[0].clone().apply(op.clone(), leaves[1..].iter().cloned())?;
     let mut results = vec![y.tensor()?.to_f64_vec()?];
     let gradients = tape.backward_from(&[(&y, g)], false)?;
     for leaf in leaves.iter().filter(|leaf| leaf.dtype().is_float()) {

@@ -64,7 +64,7 @@ fn run_from(
         if t.dtype().is_float() { tape.leaf(&t) } else { tape.constant(&t) }
     });
     let leaves: Vec<_> = leaves.collect::<Result<_>>()?;
-    let outputs = leaves[0].apply_all(sample.op.clone(), &leaves[1..].iter().collect::<Vec<_>>())?;
+    let outputs = leaves[0].clone().apply_all(sample.op.clone(), leaves[1..].iter().cloned())?;
     let numbers = |y: &Var| Ok((y.dtype(), y.tensor()?.to_f64_vec()?));
     let outputs_as_numbers = outputs.iter().map(numbers).collect::<Result<_>>()?;
     let differentiable: Vec<&Var> = outputs.iter().filter(|y| y.dtype().is_float()).collect();
@@ -281,7 +281,7 @@ fn bytes_of(device: &Device, sample: &Sample, dtype: DType, contiguous: bool) ->
         if t.dtype().is_float() { tape.leaf(&t) } else { tape.constant(&t) }
     });
     let leaves: Vec<_> = leaves.collect::<Result<_>>()?;
-    let outputs = leaves[0].apply_all(sample.op.clone(), &leaves[1..].iter().collect::<Vec<_>>())?;
+    let outputs = leaves[0].clone().apply_all(sample.op.clone(), leaves[1..].iter().cloned())?;
     let mut bytes: Vec<Vec<u8>> = outputs.iter().map(|y| y.tensor()?.to_bytes()).collect::<Result<_>>()?;
     let differentiable: Vec<_> = outputs.iter().filter(|y| y.dtype().is_float()).collect();
     let seed = |y: &&Var| random(device, &y.shape(), 4, dtype).cast(y.dtype(), Kind::Input);

@@ -138,8 +138,7 @@ pub fn run(device: &Device, sample: &Sample, inputs: &[Tensor]) -> Result<()> {
         .iter()
         .map(|t| if t.dtype().is_float() { tape.leaf(t) } else { tape.constant(t) })
         .collect::<Result<_>>()?;
-    let others: Vec<_> = leaves[1..].iter().collect();
-    let outputs = leaves[0].apply_all(sample.op.clone(), &others)?;
+    let outputs = leaves[0].clone().apply_all(sample.op.clone(), leaves[1..].iter().cloned())?;
     let sums: Vec<_> = outputs
         .into_iter()
         .filter(|y| y.dtype().is_float())

@@ -168,13 +168,12 @@ pub fn run_sample(
             let inner: Vec<Var> = leaves
                 .iter()
                 .zip(&inputs)
-                .map(|(leaf, t)| if is_float(t) { leaf.shift(0.0) } else { Ok(leaf.clone()) })
+                .map(|(leaf, t)| if is_float(t) { leaf.clone().shift(0.0) } else { Ok(leaf.clone()) })
                 .collect::<Result<_>>()?;
             if let Some(mark) = marks.inputs {
                 inner.iter().zip(&inputs).filter(|(_, t)| is_float(t)).try_for_each(|(v, _)| v.set_mark(mark))?;
             }
-            let others: Vec<&Var> = inner[1..].iter().collect();
-            inner[0].apply_all(sample.op.clone(), &others)?
+            inner[0].clone().apply_all(sample.op.clone(), inner[1..].iter().cloned())?
         };
         for y in &outputs {
             // A strided one is copied for reading; on meta too, so that the events are the same.
@@ -189,7 +188,7 @@ pub fn run_sample(
         let mut squares: Vec<Var> = outputs
             .drain(..)
             .filter(|y| y.dtype().is_float())
-            .map(|y| y.square()?.scale(0.5)?.add(&y))
+            .map(|y| y.clone().square()?.scale(0.5)?.add(&y))
             .collect::<Result<_>>()?;
         let seeds: Vec<Tensor> = squares.iter().map(|y| random(device, &y.shape(), 99, y.dtype())).collect();
         for pass in 0..passes {

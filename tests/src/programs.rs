@@ -302,34 +302,34 @@ fn build(
     for (k, step) in program.iter().enumerate() {
         if config.segments && k % 6 == 0 {
             drop(scope.take());
-            scope = Some(tape.scope(scope(format!("s{}", k / 6)).segment()));
+            scope = Some(tape.scope(retape_core::scope(format!("s{}", k / 6)).segment()));
         }
         let at = |i: usize| values[i].as_ref().expect("released only after the last use");
         let new: Vec<Var> = match *step {
-            Step::Unary("scale", a) => vec![at(a).scale(0.7)?],
-            Step::Unary("gelu", a) => vec![at(a).gelu()?],
-            Step::Unary("softmax", a) => vec![at(a).softmax()?],
-            Step::Unary(_, a) => vec![at(a).transpose(0, 1)?],
-            Step::Binary("add", a, b) => vec![at(a).add(at(b))?],
-            Step::Binary("mul", a, b) => vec![at(a).mul(at(b))?],
-            Step::Binary(_, a, b) => vec![at(a).matmul(at(b))?.scale(0.3)?],
-            Step::LayerNorm(a) => vec![at(a).layer_norm(Some(weight), None, 1e-5)?],
-            Step::Reshaped(a) => vec![at(a).reshape(&[4, 16])?.gelu()?.reshape(&[8, 8])?],
+            Step::Unary("scale", a) => vec![at(a).clone().scale(0.7)?],
+            Step::Unary("gelu", a) => vec![at(a).clone().gelu()?],
+            Step::Unary("softmax", a) => vec![at(a).clone().softmax()?],
+            Step::Unary(_, a) => vec![at(a).clone().transpose(0, 1)?],
+            Step::Binary("add", a, b) => vec![at(a).clone().add(at(b))?],
+            Step::Binary("mul", a, b) => vec![at(a).clone().mul(at(b))?],
+            Step::Binary(_, a, b) => vec![at(a).clone().matmul(at(b))?.scale(0.3)?],
+            Step::LayerNorm(a) => vec![at(a).clone().layer_norm(Some(weight.clone()), None, 1e-5)?],
+            Step::Reshaped(a) => vec![at(a).clone().reshape(&[4, 16])?.gelu()?.reshape(&[8, 8])?],
             // The random stream is the step's own, so that both forwards draw the same numbers.
             Step::Dropout(a) => {
                 let stream = RandomStream { seed: config.graph, counter: k as u64 };
-                vec![at(a).apply(dropout::Dropout { p: 0.2, stream }, &[])?]
+                vec![at(a).clone().apply(dropout::Dropout { p: 0.2, stream }, [])?]
             }
             Step::Split(a) => {
-                let parts = at(a).split(0, &[3, 5])?;
-                vec![parts[1].cat(&[&parts[0]], 0)?]
+                let parts = at(a).clone().split(0, &[3, 5])?;
+                vec![parts[1].clone().cat([parts[0].clone()], 0)?]
             }
             Step::Rows(a) => {
                 let ids = Tensor::from_slice(&tape.device(), &[8], &[3i64, 0, 3, 7, 7, 7, 1, 6])?;
-                vec![at(a).embedding(&tape.constant(&ids)?)?]
+                vec![at(a).clone().embedding(&tape.constant(&ids)?)?]
             }
-            Step::Column(a) => vec![at(a).select(1, k % 8)?.expand(&[8, 8])?.scale(0.5)?],
-            Step::SinCos(a) => at(a).apply_all(Op::Custom(Rc::new(SinCos)), &[])?,
+            Step::Column(a) => vec![at(a).clone().select(1, k % 8)?.expand(&[8, 8])?.scale(0.5)?],
+            Step::SinCos(a) => at(a).clone().apply_all(Op::Custom(Rc::new(SinCos)), [])?,
         };
         values.extend(new.into_iter().map(Some));
         if config.late != 0 {

@@ -6,7 +6,8 @@ use crate::{gradient_bytes, random};
 use retape_core::kernel::RandomStream;
 use retape_core::ops::{Op, dropout};
 use retape_core::{
-    DType, Device, Error, Int8Spec, Kind, Mark, Policy, Result, Scope, Tape, TapeOptions, Tensor, Var, Verify,
+    DType, Device, Error, Int8Spec, Kind, Mark, Policy, Result, ScopeGuard, Tape, TapeOptions, Tensor, Var, Verify,
+    scope,
 };
 use std::rc::Rc;
 
@@ -71,7 +72,7 @@ fn perform(
     {
         let leaves: Vec<Var> = leaves.iter().map(|t| tape.leaf(t)).collect::<Result<_>>()?;
         let mut handles: Vec<Var> = leaves.clone();
-        let mut scopes: Vec<Scope> = Vec::new();
+        let mut scopes: Vec<ScopeGuard> = Vec::new();
         let mut losses: Vec<(usize, Var)> = Vec::new();
         for action in 0..actions {
             if dice.is_over() {
@@ -80,24 +81,24 @@ fn perform(
             let a = handles[dice.throw(handles.len())].clone();
             let b = handles[dice.throw(handles.len())].clone();
             match dice.throw(24) {
-                0 => handles.push(a.scale(0.7)?),
-                1 => handles.push(a.gelu()?),
-                2 => handles.push(a.sigmoid()?),
-                3 => handles.push(a.softmax()?),
-                4 => handles.push(a.add(&b)?.scale(0.5)?),
-                5 => handles.push(a.mul(&b)?.tanh()?),
-                6 => handles.push(a.matmul(&b)?.tanh()?),
-                7 => handles.push(a.transpose(0, 1)?),
-                8 => handles.push(a.reshape(&[4, 16])?.gelu()?.reshape(&[8, 8])?),
-                9 => handles.push(a.layer_norm(None, None, 1e-5)?),
-                10 => handles.extend(a.apply_all(Op::Custom(Rc::new(SinCos)), &[])?),
+                0 => handles.push(a.clone().scale(0.7)?),
+                1 => handles.push(a.clone().gelu()?),
+                2 => handles.push(a.clone().sigmoid()?),
+                3 => handles.push(a.clone().softmax()?),
+                4 => handles.push(a.clone().add(&b)?.scale(0.5)?),
+                5 => handles.push(a.clone().mul(&b)?.tanh()?),
+                6 => handles.push(a.clone().matmul(&b)?.tanh()?),
+                7 => handles.push(a.clone().transpose(0, 1)?),
+                8 => handles.push(a.clone().reshape(&[4, 16])?.gelu()?.reshape(&[8, 8])?),
+                9 => handles.push(a.clone().layer_norm(None, None, 1e-5)?),
+                10 => handles.extend(a.clone().apply_all(Op::Custom(Rc::new(SinCos)), [])?),
                 11 => {
-                    let parts = a.split(0, &[3, 5])?;
-                    handles.push(parts[1].cat(&[&parts[0]], 0)?);
+                    let parts = a.clone().split(0, &[3, 5])?;
+                    handles.push(parts[1].clone().cat([parts[0].clone()], 0)?);
                 }
                 12 => {
                     let stream = RandomStream { seed, counter: action as u64 };
-                    handles.push(a.apply(dropout::Dropout { p: 0.2, stream }, &[])?);
+                    handles.push(a.clone().apply(dropout::Dropout { p: 0.2, stream }, [])?);
                 }
                 13..=15 if handles.len() > 4 => {
                     let i = 3 + dice.throw(handles.len() - 3);
@@ -109,7 +110,7 @@ fn perform(
                     Err(error) => return Err(error),
                 },
                 19 if scopes.len() < 3 => {
-                    let mut scope = tape.scope(&format!("s{action}"));
+                    let mut scope = scope(format!("s{action}"));
                     if dice.throw(2) == 0 {
                         scope = scope.segment();
                     }
@@ -117,10 +118,10 @@ fn perform(
                     if let Some(mark) = mark().filter(|_| marked) {
                         scope = scope.mark(mark);
                     }
-                    scopes.push(scope);
+                    scopes.push(tape.scope(scope));
                 }
                 20 => drop(scopes.pop()),
-                21 => losses.push((action, a.mul(&b)?.sum()?)),
+                21 => losses.push((action, a.clone().mul(&b)?.sum()?)),
                 22 if losses.len() > 3 => {
                     losses.swap_remove(dice.throw(losses.len()));
                 }
@@ -138,7 +139,7 @@ fn perform(
             let metered = meter.live_of(Kind::Saved) + meter.live_of(Kind::Quantized);
             assert_eq!(tape.saved_bytes(), metered, "seed {seed}, after action {action}");
         }
-        let (number, loss) = (usize::MAX, leaves[0].add(&handles[handles.len() - 1])?.square()?.sum()?);
+        let (number, loss) = (usize::MAX, leaves[0].clone().add(&handles[handles.len() - 1])?.square()?.sum()?);
         drop(handles);
         let gradients = tape.backward_from(&[(&loss, &one)], false)?;
         if device.computes() {

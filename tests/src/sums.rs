@@ -43,7 +43,7 @@ impl Sums<'_> {
     /// v, -v, v, .. along the first dimension.
     fn alternating(&self, tape: &Tape, rest: &[usize]) -> Result<Var> {
         let [plus, minus] = [self.v, -self.v].map(|v| self.full(&[&[1], rest].concat(), v));
-        let pair = tape.constant(&plus?)?.cat(&[&tape.constant(&minus?)?], 0)?;
+        let pair = tape.constant(&plus?)?.cat([tape.constant(&minus?)?.clone()], 0)?;
         let repeats: Vec<usize> = std::iter::once(self.n / 2).chain(rest.iter().map(|_| 1)).collect();
         pair.repeat(&repeats)
     }
@@ -72,26 +72,26 @@ impl Sums<'_> {
         let count = n as f64;
         let tape = &Tape::new(self.device);
         let row = tape.constant(&self.full(&[n], v)?)?;
-        self.is("sum of a row", &row.sum()?.tensor()?, count * v)?;
-        self.is("mean of a row", &row.mean()?.tensor()?, v)?;
-        self.is("norm 1", &row.vector_norm(1.0, &[], false)?.tensor()?, count * v)?;
-        self.is("norm 2", &row.vector_norm(2.0, &[], false)?.tensor()?, count.sqrt() * v)?;
-        self.is("norm 3", &row.vector_norm(3.0, &[], false)?.tensor()?, count.powf(1.0 / 3.0) * v)?;
-        self.is("logsumexp", &row.logsumexp(&[], false)?.tensor()?, v + count.ln())?;
-        self.is("softmax", &row.softmax()?.tensor()?, 1.0 / count)?;
-        self.is("log_softmax", &row.log_softmax(0)?.tensor()?, -count.ln())?;
-        self.last("cumsum", &row.cumsum(0)?, count * v)?;
+        self.is("sum of a row", &row.clone().sum()?.tensor()?, count * v)?;
+        self.is("mean of a row", &row.clone().mean()?.tensor()?, v)?;
+        self.is("norm 1", &row.clone().vector_norm(1.0, &[], false)?.tensor()?, count * v)?;
+        self.is("norm 2", &row.clone().vector_norm(2.0, &[], false)?.tensor()?, count.sqrt() * v)?;
+        self.is("norm 3", &row.clone().vector_norm(3.0, &[], false)?.tensor()?, count.powf(1.0 / 3.0) * v)?;
+        self.is("logsumexp", &row.clone().logsumexp(&[], false)?.tensor()?, v + count.ln())?;
+        self.is("softmax", &row.clone().softmax()?.tensor()?, 1.0 / count)?;
+        self.is("log_softmax", &row.clone().log_softmax(0)?.tensor()?, -count.ln())?;
+        self.last("cumsum", &row.clone().cumsum(0)?, count * v)?;
         let columns = tape.constant(&self.full(&[n, 3], v)?)?;
-        self.is("sum of columns", &columns.sum_dims(&[0], false)?.tensor()?, count * v)?;
-        self.is("mean of all", &columns.mean()?.tensor()?, v)?;
-        self.is("sum of strided rows", &columns.transpose(0, 1)?.sum_dims(&[1], false)?.tensor()?, count * v)?;
+        self.is("sum of columns", &columns.clone().sum_dims(&[0], false)?.tensor()?, count * v)?;
+        self.is("mean of all", &columns.clone().mean()?.tensor()?, v)?;
+        self.is("sum of strided rows", &columns.clone().transpose(0, 1)?.sum_dims(&[1], false)?.tensor()?, count * v)?;
         let wide = tape.constant(&self.full(&[n / 64, 64], v)?)?;
-        self.is("sum of many columns", &wide.sum_dims(&[0], false)?.tensor()?, (n / 64) as f64 * v)?;
+        self.is("sum of many columns", &wide.clone().sum_dims(&[0], false)?.tensor()?, (n / 64) as f64 * v)?;
         drop((row, columns, wide));
         let either = self.alternating(tape, &[])?;
-        self.is("variance", &either.var(&[], 1.0, false)?.tensor()?, v * v * count / (count - 1.0))?;
-        self.is("deviation", &either.std(&[], 0.0, false)?.tensor()?, v)?;
-        self.last("layer_norm", &either.layer_norm(None, None, 0.0)?, -1.0)?;
+        self.is("variance", &either.clone().var(&[], 1.0, false)?.tensor()?, v * v * count / (count - 1.0))?;
+        self.is("deviation", &either.clone().std(&[], 0.0, false)?.tensor()?, v)?;
+        self.last("layer_norm", &either.clone().layer_norm(None, None, 0.0)?, -1.0)?;
         self.last("rms_norm", &either.rms_norm(&[n], None, Some(0.0))?, -1.0)?;
         let square = (n as f64).sqrt() as usize;
         let image = tape.constant(&self.full(&[1, 1, square, square], v)?)?;
@@ -101,7 +101,7 @@ impl Sums<'_> {
             // 1 + 2^-20, so that the product is about 45.
             let near = 1.0 + 2f64.powi(-20);
             let row = tape.constant(&self.full(&[n], near)?)?;
-            self.is("product", &row.prod(&[], false)?.tensor()?, near.powf(count))?;
+            self.is("product", &row.clone().prod(&[], false)?.tensor()?, near.powf(count))?;
             self.last("cumprod", &row.cumprod(0)?, near.powf(count))?;
         }
         let squares = Tensor::full(self.device, &[], DType::F64, 0.0)?;
@@ -129,30 +129,34 @@ impl Sums<'_> {
     fn gradients(&mut self) -> Result<()> {
         let (n, v) = (self.n, self.v);
         let (sum, few) = (n as f64 * v, n / 64);
-        self.gradient("broadcast", &[1, 3], sum, |s, x| x.expand(&[s.n, 3]))?;
-        self.gradient("embedding", &[1, 1], sum, |s, x| x.embedding(&s.zeros(x.tape(), &[s.n])?))?;
-        self.gradient("embedding, wide", &[1, 64], few as f64 * v, |s, x| x.embedding(&s.zeros(x.tape(), &[few])?))?;
-        self.gradient("index_select", &[1, 2], sum, |s, x| x.index_select(0, &s.zeros(x.tape(), &[s.n])?))?;
-        self.gradient("gather", &[1], sum, |s, x| x.gather(0, &s.zeros(x.tape(), &[s.n])?))?;
-        self.gradient("gather in columns", &[1, 2], sum / 2.0, |s, x| x.gather(0, &s.zeros(x.tape(), &[s.n / 2, 2])?))?;
-        self.gradient("index", &[1], sum, |s, x| x.index(&[(&s.zeros(x.tape(), &[s.n])?).into()]))?;
+        self.gradient("broadcast", &[1, 3], sum, |s, x| x.clone().expand(&[s.n, 3]))?;
+        self.gradient("embedding", &[1, 1], sum, |s, x| x.clone().embedding(&s.zeros(x.tape(), &[s.n])?))?;
+        self.gradient("embedding, wide", &[1, 64], few as f64 * v, |s, x| {
+            x.clone().embedding(&s.zeros(x.tape(), &[few])?)
+        })?;
+        self.gradient("index_select", &[1, 2], sum, |s, x| x.clone().index_select(0, &s.zeros(x.tape(), &[s.n])?))?;
+        self.gradient("gather", &[1], sum, |s, x| x.clone().gather(0, &s.zeros(x.tape(), &[s.n])?))?;
+        self.gradient("gather in columns", &[1, 2], sum / 2.0, |s, x| {
+            x.clone().gather(0, &s.zeros(x.tape(), &[s.n / 2, 2])?)
+        })?;
+        self.gradient("index", &[1], sum, |s, x| x.clone().index(&[(&s.zeros(x.tape(), &[s.n])?).into()]))?;
         self.gradient("layer_norm's bias", &[2], sum, |s, x| {
             let rows = x.tape().constant(&s.full(&[s.n, 2], 0.0)?)?;
             let weight = x.tape().constant(&s.full(&[2], 1.0)?)?;
-            rows.layer_norm(Some(&weight), Some(x), 1.0)
+            rows.layer_norm(Some(weight.clone()), Some(x.clone()), 1.0)
         })?;
         self.gradient("rms_norm's weight", &[2], sum, |s, x| {
-            x.tape().constant(&s.full(&[s.n, 2], s.v)?)?.rms_norm(&[2], Some(x), Some(0.0))
+            x.tape().constant(&s.full(&[s.n, 2], s.v)?)?.rms_norm(&[2], Some(x.clone()), Some(0.0))
         })?;
         self.gradient("group_norm's bias", &[1], sum, |s, x| {
             let images = x.tape().constant(&s.full(&[s.n / 4, 1, 4], 0.0)?)?;
             let weight = x.tape().constant(&s.full(&[1], 1.0)?)?;
-            images.group_norm(1, Some(&weight), Some(x), 1.0)
+            images.group_norm(1, Some(weight.clone()), Some(x.clone()), 1.0)
         })?;
         let tape = Tape::new(self.device);
         let (zeros, addends) = (self.zeros(&tape, &[n])?, tape.constant(&self.full(&[n], v)?)?);
         let start = tape.constant(&self.full(&[2], 0.0)?)?;
-        self.is("scatter_add", &start.scatter_add(0, &zeros, &addends)?.tensor()?.narrow(0, 0, 1)?, sum)?;
+        self.is("scatter_add", &start.clone().scatter_add(0, &zeros, &addends)?.tensor()?.narrow(0, 0, 1)?, sum)?;
         self.is("index_add", &start.index_add(0, &zeros, &addends, 0.5)?.tensor()?.narrow(0, 0, 1)?, 0.5 * sum)?;
         let one = tape.constant(&self.full(&[2], n as f64 * v)?)?;
         self.is("scatter_add to a sum", &one.scatter_add(0, &zeros, &addends)?.tensor()?.narrow(0, 0, 1)?, 2.0 * sum)
@@ -165,7 +169,7 @@ impl Sums<'_> {
         let spec = |reduction| CrossEntropySpec { reduction, ..CrossEntropySpec::default() };
         let loss = |spec| logits.cross_entropy_with(&target, None, 1, spec);
         let ln2 = std::f64::consts::LN_2;
-        self.is("cross_entropy, mean", &loss(spec(LossReduction::Mean))?.tensor()?, ln2)?;
+        self.is("cross_entropy, mean", &loss.clone()(spec(LossReduction::Mean))?.tensor()?, ln2)?;
         if self.dtype != DType::F16 {
             self.is("cross_entropy, sum", &loss(spec(LossReduction::Sum))?.tensor()?, n as f64 * ln2)?;
         }

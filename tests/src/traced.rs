@@ -6,7 +6,8 @@ use crate::random;
 use retape_core::kernel::RandomStream;
 use retape_core::ops::dropout::Dropout;
 use retape_core::{
-    DType, Device, Error, Mark, ParameterId, Policy, Result, Scope, Tape, TapeOptions, Tensor, Trace, Var, meta,
+    DType, Device, Error, Mark, ParameterId, Policy, Result, ScopeGuard, Tape, TapeOptions, Tensor, Trace, Var, meta,
+    scope,
 };
 use std::rc::Rc;
 
@@ -44,7 +45,7 @@ fn forward(tape: &Tape, seed: u64, given: &Given, left: &mut Left) -> Result<Var
     let mut handles: Vec<Var> = given.inputs.iter().map(|t| tape.leaf(t)).collect::<Result<_>>()?;
     let mut tensors: Vec<Tensor> = Vec::new();
     let mut made: Option<Tensor> = None;
-    let mut scopes: Vec<Scope> = Vec::new();
+    let mut scopes: Vec<ScopeGuard> = Vec::new();
     for action in 0..10 + dice.throw(40) {
         let a = handles[dice.throw(handles.len())].clone();
         let b = handles[dice.throw(handles.len())].clone();
@@ -59,11 +60,11 @@ fn forward(tape: &Tape, seed: u64, given: &Given, left: &mut Left) -> Result<Var
             7 => a.layer_norm(None, None, 1e-5)?.recompute()?,
             8 => {
                 let parts = a.split(0, &[3, 5])?;
-                parts[1].cat(&[&parts[0]], 0)?
+                parts[1].clone().cat([parts[0].clone()], 0)?
             }
             9 => {
                 let stream = RandomStream { seed, counter: action as u64 };
-                a.apply(Dropout { p: 0.2, stream }, &[])?
+                a.apply(Dropout { p: 0.2, stream }, [])?
             }
             10 | 11 => a.matmul(&parameter(dice.throw(2))?)?.tanh()?,
             12 => a.add(&parameter(dice.throw(2))?)?,
@@ -106,12 +107,12 @@ fn forward(tape: &Tape, seed: u64, given: &Given, left: &mut Left) -> Result<Var
                 leaf
             }
             26 if scopes.len() < 3 => {
-                let scope = tape.scope(&format!("s{action}"));
-                scopes.push(match dice.throw(4) {
+                let scope = scope(format!("s{action}"));
+                scopes.push(tape.scope(match dice.throw(4) {
                     0 => scope.segment(),
                     1 => scope.mark(Mark::Recompute),
                     _ => scope,
-                });
+                }));
                 continue;
             }
             27 => {

@@ -235,9 +235,9 @@ pub fn bits(
     let outputs = match op {
         // The op itself takes only what needs no copy; the method copies first.
         Op::Reshape(reshape) => {
-            vec![inputs[0].reshape(&reshape.shape.iter().map(|&n| n as isize).collect::<Vec<_>>())?]
+            vec![inputs[0].clone().reshape(&reshape.shape.iter().map(|&n| n as isize).collect::<Vec<_>>())?]
         }
-        _ => inputs[0].apply_all(op.clone(), &inputs[1..].iter().collect::<Vec<_>>())?,
+        _ => inputs[0].clone().apply_all(op.clone(), inputs[1..].iter().cloned())?,
     };
     drop(inputs);
     let mut bits = Bits { outputs: vec![], gradients: vec![] };

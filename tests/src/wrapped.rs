@@ -14,6 +14,10 @@ pub struct Watch {
     pub flip_unary: AtomicUsize,
     /// Fail the n-th kernel (counted from 1; 0: never).
     pub fail_kernel: AtomicUsize,
+    /// Allocations made.
+    pub allocations: AtomicUsize,
+    /// Fail the n-th allocation (counted from 1; 0: never).
+    pub fail_allocation: AtomicUsize,
     /// Fill outputs with NaN before each kernel.
     pub poison: bool,
     /// Bytes that the kernels run have touched, see `touched`.
@@ -53,6 +57,10 @@ unsafe impl Backend for Wrapped {
         "wrapped cpu".into()
     }
     fn allocate(&self, bytes: usize) -> Result<Buffer> {
+        let count = self.watch.allocations.fetch_add(1, Ordering::Relaxed) + 1;
+        if count == self.watch.fail_allocation.load(Ordering::Relaxed) {
+            return Err(Error::OutOfMemory { requested: bytes as u64, in_use: 0, limit: 0 });
+        }
         let mut buffer = self.cpu.allocate(bytes)?;
         if self.watch.poison {
             self.cpu.upload(&mut buffer, 0, &vec![0xff; bytes])?;

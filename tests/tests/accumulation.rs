@@ -51,7 +51,7 @@ fn many_seeds_of_one_value_are_rounded_once() {
     for dtype in [DType::BF16, DType::F16] {
         let tape = Tape::new(&device);
         let x = tape.leaf(&floats(&device, &[4], &[1.0; 4], dtype)).unwrap();
-        let y = x.shift(1.0).unwrap();
+        let y = x.clone().shift(1.0).unwrap();
         let one = floats(&device, &[4], &[1.0; 4], dtype);
         let seeds: Vec<(&Var, &Tensor)> = (0..300).map(|_| (&y, &one)).collect();
         let gradients = tape.backward_from(&seeds, true).unwrap();
@@ -70,9 +70,9 @@ fn many_seeds_of_one_value_are_rounded_once() {
 }
 
 fn used_flat(x: &Var, count: usize) -> Result<Var> {
-    let mut sum = x.cast(DType::F32)?.sum()?;
+    let mut sum = x.clone().cast(DType::F32)?.sum()?;
     for _ in 1..count {
-        sum = sum.add(&x.cast(DType::F32)?.sum()?)?;
+        sum = sum.add(&x.clone().cast(DType::F32)?.sum()?)?;
     }
     Ok(sum)
 }
@@ -86,7 +86,7 @@ fn a_sum_in_f32_is_there_only_where_three_meet() {
         let peak = |uses: usize| {
             let tape = Tape::new(&device);
             let x = tape.leaf(&tensor).unwrap();
-            let seeds: Vec<Var> = (0..uses).map(|_| x.scale(2.0).unwrap()).collect();
+            let seeds: Vec<Var> = (0..uses).map(|_| x.clone().scale(2.0).unwrap()).collect();
             let pairs: Vec<(&Var, &Tensor)> = seeds.iter().map(|v| (v, &tensor)).collect();
             device.meter().reset_peak();
             let before = device.meter().live();
@@ -133,10 +133,10 @@ fn marks_don_t_show_where_parts_add_up() {
         let run = |mark: Option<Mark>| {
             let tape = Tape::new(&device);
             let x = tape.leaf(&tensor).unwrap();
-            let y = x.gelu().unwrap();
-            let mut sum = y.square().unwrap().sum().unwrap();
+            let y = x.clone().gelu().unwrap();
+            let mut sum = y.clone().square().unwrap().sum().unwrap();
             for t in 0..8 {
-                let part = y.select(0, t).unwrap().tanh().unwrap();
+                let part = y.clone().select(0, t).unwrap().tanh().unwrap();
                 if let Some(mark) = mark {
                     part.set_mark(mark).unwrap();
                 }
@@ -200,7 +200,7 @@ fn a_custom_op_may_add_to_the_sum_and_is_told_where_it_may_not() {
         let tape = Tape::new(&device);
         let x = tape.leaf(&floats(&device, &[4], &[1.0; 4], DType::F64))?;
         let op = Op::Custom(Rc::new(rule));
-        let loss = x.apply(op.clone(), &[])?.add(&x.apply(op, &[])?)?.add(&x)?.sum()?;
+        let loss = x.clone().apply(op.clone(), [])?.add(&x.clone().apply(op, [])?)?.add(&x)?.sum()?;
         tape.backward(&loss)?.of(&x).unwrap().to_f64_vec()
     };
     assert_eq!(run(Sums { input: 0, sets_too: false }), Ok(vec![3.0; 4]));

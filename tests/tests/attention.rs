@@ -78,14 +78,14 @@ fn large_masks_are_as_op_by_op() {
                 let [q, k, v] = &inputs;
                 let mask = floats(&device, &[1, 1, 8, keys], &vec![hidden; 8 * keys], dtype);
                 let tiled = masked([q, k, v, &mask], |q, k, v, mask| {
-                    q.scaled_dot_product_attention(k, v, Some(mask), AttentionOptions::default())
+                    q.clone().scaled_dot_product_attention(k, v, Some(mask.clone()), AttentionOptions::default())
                 });
                 let wide = [q, k, v, &mask].map(|t| match dtype {
                     DType::F64 => t.clone(),
                     _ => t.cast(DType::F32, Kind::Input).unwrap(),
                 });
                 let spelled = masked(wide.each_ref(), |q, k, v, mask| {
-                    q.matmul(&k.transpose(-1, -2)?)?.scale(0.25)?.add(mask)?.softmax()?.matmul(v)
+                    q.clone().matmul(&k.clone().transpose(-1, -2)?)?.scale(0.25)?.add(mask)?.softmax()?.matmul(v)
                 });
                 for (name, (a, b)) in ["out", "dq", "dk", "dv"].iter().zip(tiled.iter().zip(&spelled)) {
                     // Gradients of equal scores are small differences: of the size of those of v.
@@ -135,7 +135,7 @@ fn nothing_crosses_between_sequences() {
     for dtype in FLOATS {
         for options in [options(false, None), options(true, None), options(true, Some(2))] {
             let clean = [1, 2, 3].map(|seed| random(&device, &[21, 2, 4], seed, dtype));
-            let attend = |q: &Var, k: &Var, v: &Var| q.attention_ragged(k, v, &lengths, &lengths, options);
+            let attend = |q: &Var, k: &Var, v: &Var| q.clone().attention_ragged(k, v, &lengths, &lengths, options);
             let expected = run(clean.each_ref(), attend);
             for poison in [f64::NAN, f64::INFINITY, -f64::INFINITY, 3e38] {
                 for (which, sequence) in (0..3).flat_map(|which| [0..5, 5..12, 12..21].map(move |s| (which, s))) {
@@ -171,14 +171,14 @@ fn hidden_rows_may_hold_anything() {
             [Tensor::from_slice(&device, &[1, 1, 1, 9], &bools).unwrap(), floats(&device, &[1, 1, 1, 9], &adds, dtype)];
         for mask in &masks {
             let attend = |q: &Var, k: &Var, v: &Var, mask: &Var| {
-                q.scaled_dot_product_attention(k, v, Some(mask), AttentionOptions::default())
+                q.clone().scaled_dot_product_attention(k, v, Some(mask.clone()), AttentionOptions::default())
             };
             let results = masked([&tensor(1, &[]), &tensor(2, &[4]), &tensor(3, &[4]), mask], attend);
             assert_eq!(results, masked([&tensor(1, &[]), &tensor(2, &[]), &tensor(3, &[]), mask], attend));
             assert!(results[2][16..20].iter().chain(&results[3][16..20]).all(|&x| x == 0.0));
         }
         let causal = AttentionOptions { causal: true, ..AttentionOptions::default() };
-        let attend = |q: &Var, k: &Var, v: &Var| q.scaled_dot_product_attention(k, v, None, causal);
+        let attend = |q: &Var, k: &Var, v: &Var| q.clone().scaled_dot_product_attention(k, v, None, causal);
         let clean = run([&tensor(1, &[]), &tensor(2, &[]), &tensor(3, &[])], attend);
         for poisoned in [[vec![], vec![6], vec![]], [vec![], vec![], vec![6]], [vec![], vec![6], vec![6]]] {
             let [q, k, v] = [1, 2, 3].map(|seed| tensor(seed, &poisoned[seed as usize - 1]));
@@ -200,7 +200,7 @@ fn windows_at_their_extremes() {
     let [q, k, v] = [(5, 1), (7, 2), (7, 3)].map(|(t, seed)| random(&device, &[1, 2, t, 4], seed, DType::F32));
     let with = |window| {
         let options = AttentionOptions { causal: true, window, ..AttentionOptions::default() };
-        run([&q, &k, &v], |q, k, v| q.scaled_dot_product_attention(k, v, None, options))
+        run([&q, &k, &v], |q, k, v| q.clone().scaled_dot_product_attention(k, v, None, options))
     };
     for window in [7, 8, 1 << 31, 1 << 32, 1 << 63, usize::MAX - 7, usize::MAX] {
         assert_eq!(with(Some(window)), with(None), "{window}");
@@ -210,7 +210,7 @@ fn windows_at_their_extremes() {
     let [q, k, v] = [(7, 1), (11, 2), (11, 3)].map(|(t, seed)| random(&device, &[t, 2, 4], seed, DType::F32));
     let ragged = |window| {
         let options = AttentionOptions { causal: true, window, ..AttentionOptions::default() };
-        run([&q, &k, &v], |q, k, v| q.attention_ragged(k, v, &lengths.0, &lengths.1, options))
+        run([&q, &k, &v], |q, k, v| q.clone().attention_ragged(k, v, &lengths.0, &lengths.1, options))
     };
     for window in [7, 11, 1 << 63, usize::MAX] {
         assert_eq!(ragged(Some(window)), ragged(None), "{window}");

@@ -13,7 +13,7 @@ fn no_grad_records_nothing() {
     let tape = Tape::new(&device);
     let x = tape.leaf(&random(&device, &[8, 8], 1, DType::F32)).unwrap();
     let base = device.meter().live();
-    let mut state = tape.no_grad(|| x.gelu().unwrap());
+    let mut state = tape.no_grad(|| x.clone().gelu().unwrap());
     assert!(!state.requires_grad() && x.requires_grad());
     for _ in 0..100 {
         // A loop whose state feeds itself: nothing of the past is held.
@@ -22,8 +22,8 @@ fn no_grad_records_nothing() {
     }
     assert_eq!(tape.saved_bytes(), 0);
     // Recording goes on afterwards, also after a panic or an error inside.
-    assert!(tape.no_grad(|| x.reshape(&[3])).is_err());
-    let loss = x.mul(&state).unwrap().sum().unwrap();
+    assert!(tape.no_grad(|| x.clone().reshape(&[3])).is_err());
+    let loss = x.clone().mul(&state).unwrap().sum().unwrap();
     assert_eq!(
         tape.backward(&loss).unwrap().of(&x).unwrap().to_bytes().unwrap(),
         state.tensor().unwrap().to_bytes().unwrap()
@@ -35,8 +35,8 @@ fn detach_cuts_the_gradient_and_shares_the_tensor() {
     let device = cpu();
     let tape = Tape::new(&device);
     let x = tape.leaf(&floats(&device, &[3], &[1.0, 2.0, 3.0], DType::F64)).unwrap();
-    let y = x.square().unwrap();
-    let cut = y.detach().unwrap();
+    let y = x.clone().square().unwrap();
+    let cut = y.clone().detach().unwrap();
     assert!(cut.tensor().unwrap().shares_storage(&y.tensor().unwrap()));
     let loss = y.mul(&cut).unwrap().sum().unwrap();
     // d/dx of x^2 c with c = x^2 held fixed.
@@ -50,8 +50,8 @@ fn gradients_of_chosen_values() {
         let tape = Tape::new(&device);
         let a = tape.leaf(&floats(&device, &[2], &[1.0, 2.0], DType::F64)).unwrap();
         let b = tape.leaf(&floats(&device, &[2], &[3.0, 5.0], DType::F64)).unwrap();
-        let h = a.mul(&b).unwrap();
-        let loss = h.square().unwrap().sum().unwrap();
+        let h = a.clone().mul(&b).unwrap();
+        let loss = h.clone().square().unwrap().sum().unwrap();
         (tape, a, b, h, loss)
     };
     let (tape, a, _b, h, loss) = build();
@@ -110,7 +110,8 @@ fn half_precision_gradients_add_up() {
         let tape = Tape::new(&device);
         let half = random(&device, &[1, 4], 1, DType::F32).cast(dtype, Kind::Input).unwrap();
         let x = tape.leaf(&half).unwrap();
-        let (a, b) = (x.cast(DType::F32).unwrap(), x.expand(&[3, 4]).unwrap().cast(DType::F32).unwrap());
+        let (a, b) =
+            (x.clone().cast(DType::F32).unwrap(), x.clone().expand(&[3, 4]).unwrap().cast(DType::F32).unwrap());
         let loss = a.square().unwrap().sum().unwrap().add(&b.sum().unwrap()).unwrap();
         let gradient = tape.backward(&loss).unwrap().of(&x).unwrap().to_f64_vec().unwrap();
         for (g, x) in gradient.iter().zip(half.to_f64_vec().unwrap()) {
@@ -126,8 +127,8 @@ fn the_gradient_of_an_inner_value_doesn_t_visit_its_own_op() {
     let tape = Tape::new(&device);
     let x = tape.leaf(&random(&device, &[8, 8], 1, DType::F64)).unwrap();
     let h = x.exp().unwrap().recompute().unwrap();
-    let y = h.gelu().unwrap().recompute().unwrap();
-    let loss = y.square().unwrap().sum().unwrap();
+    let y = h.clone().gelu().unwrap().recompute().unwrap();
+    let loss = y.clone().square().unwrap().sum().unwrap();
     drop(h);
     let gradient = tape.grad(&loss, &[&y]).unwrap().remove(0);
     assert_eq!(
@@ -146,12 +147,12 @@ fn the_ledger_lists_what_detached_values_hold() {
         let tape = Tape::new(&device);
         let x = tape.leaf(&x).unwrap();
         let base = device.meter().live();
-        let h = x.scale(2.0).unwrap();
+        let h = x.clone().scale(2.0).unwrap();
         let detached = parts(&h);
         drop(h);
         let mut products = Vec::new();
         for part in detached {
-            products.push(x.narrow(0, 0, part.shape()[0]).unwrap().mul(&part).unwrap().sum().unwrap());
+            products.push(x.clone().narrow(0, 0, part.shape()[0]).unwrap().mul(&part).unwrap().sum().unwrap());
         }
         let loss = products.iter().skip(1).fold(products[0].clone(), |sum, p| sum.add(p).unwrap());
         drop(products);
@@ -161,9 +162,9 @@ fn the_ledger_lists_what_detached_values_hold() {
         drop(loss);
         totals.stored_bytes
     };
-    assert_eq!(stored(|h| vec![h.detach().unwrap()]), 16_384);
-    assert_eq!(stored(|h| vec![h.detach().unwrap(), h.detach().unwrap()]), 16_384);
-    assert_eq!(stored(|h| vec![h.detach().unwrap(), h.scale(3.0).unwrap().detach().unwrap()]), 32_768);
+    assert_eq!(stored(|h| vec![h.clone().detach().unwrap()]), 16_384);
+    assert_eq!(stored(|h| vec![h.clone().detach().unwrap(), h.clone().detach().unwrap()]), 16_384);
+    assert_eq!(stored(|h| vec![h.clone().detach().unwrap(), h.clone().scale(3.0).unwrap().detach().unwrap()]), 32_768);
     // A part holds the whole.
     assert_eq!(stored(|h| vec![h.tape().constant(&h.tensor().unwrap().narrow(0, 0, 8).unwrap()).unwrap()]), 16_384);
 }

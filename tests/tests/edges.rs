@@ -60,7 +60,7 @@ fn every_op_takes_more_dimensions() {
                 deep.insert(sample.op.rule().name());
             }
             let check = check_gradients(&device, &inputs, 5, |_, x| {
-                x[0].apply_all(sample.op.clone(), &x[1..].iter().collect::<Vec<_>>())
+                x[0].clone().apply_all(sample.op.clone(), x[1..].iter().cloned())
             });
             let check = match check {
                 // Indices of what is now another dimension.
@@ -171,7 +171,7 @@ fn views_that_overlap_as_two_inputs() {
             let shared = bits(&device, &sample.op, &with_base, &needs, |l| {
                 let mut inputs = l[..l.len() - 1].to_vec();
                 let base = &l[l.len() - 1];
-                (inputs[i], inputs[j]) = (base.narrow(0, 0, n)?, base.narrow(0, 1, n)?);
+                (inputs[i], inputs[j]) = (base.clone().narrow(0, 0, n)?, base.clone().narrow(0, 1, n)?);
                 Ok(inputs)
             });
             let shared = shared.unwrap();
@@ -256,7 +256,7 @@ fn f32_is_close_to_f64_far_out() {
                     }
                 }
                 let x = inputs.iter().map(|t| tape.constant(t)).collect::<Result<Vec<_>>>()?;
-                let y = x[0].apply_all(sample.op.clone(), &x[1..].iter().collect::<Vec<_>>())?;
+                let y = x[0].clone().apply_all(sample.op.clone(), x[1..].iter().cloned())?;
                 y.iter().map(|y| y.tensor()?.to_f64_vec()).collect()
             };
             let (Ok(single), Ok(double)) = (run(DType::F32, None), run(DType::F64, None)) else { continue };
@@ -297,7 +297,7 @@ fn a_row_that_repeats_one_number_ends_where_it_ends() {
     let x = floats(&device, &[2, 1], &[3.0, -1.0], DType::F32).expand(&[2, 4]).unwrap();
     let x = tape.constant(&x).unwrap();
     let numbers = |y: Result<retape_core::Var>| y.unwrap().tensor().unwrap().to_f64_vec().unwrap();
-    assert_eq!(numbers(x.softmax()), [0.25; 8]);
-    assert_eq!(numbers(x.sum_dims(&[1], false)), [12.0, -4.0]);
+    assert_eq!(numbers(x.clone().softmax()), [0.25; 8]);
+    assert_eq!(numbers(x.clone().sum_dims(&[1], false)), [12.0, -4.0]);
     assert_eq!(numbers(x.layer_norm(None, None, 1e-5)), [0.0; 8]);
 }

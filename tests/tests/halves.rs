@@ -28,12 +28,12 @@ fn sums_of_ones() {
     for dtype in HALVES {
         let tape = Tape::new(&cpu());
         let ones = leaf(&tape, &[4096], &[1.0; 4096], dtype);
-        assert_eq!(numbers(&ones.sum().unwrap()), [4096.0]);
-        assert_eq!(numbers(&ones.dot(&ones).unwrap()), [4096.0]);
-        assert_eq!(numbers(&ones.cumsum(0).unwrap())[4095], 4096.0);
-        assert_eq!(numbers(&ones.vector_norm(2.0, &[], false).unwrap()), [64.0]);
-        let many = ones.reshape(&[1, 64, 64]).unwrap();
-        assert_eq!(numbers(&many.sum_dims(&[1], false).unwrap()), [64.0; 64]);
+        assert_eq!(numbers(&ones.clone().sum().unwrap()), [4096.0]);
+        assert_eq!(numbers(&ones.clone().dot(&ones).unwrap()), [4096.0]);
+        assert_eq!(numbers(&ones.clone().cumsum(0).unwrap())[4095], 4096.0);
+        assert_eq!(numbers(&ones.clone().vector_norm(2.0, &[], false).unwrap()), [64.0]);
+        let many = ones.clone().reshape(&[1, 64, 64]).unwrap();
+        assert_eq!(numbers(&many.clone().sum_dims(&[1], false).unwrap()), [64.0; 64]);
         assert_eq!(numbers(&many.avg_pool2d(Pool::new([64, 64]), PoolDivisor::Fixed(64)).unwrap()), [64.0]);
 
         // A gradient of 4096 terms: of a repeated value, of a row named again and again, of a weight and a bias.
@@ -41,12 +41,12 @@ fn sums_of_ones() {
         let ids = tape.constant(&Tensor::from_slice(&tape.device(), &[4096], &[1i64; 4096]).unwrap()).unwrap();
         let (w, c) = (leaf(&tape, &[1, 1], &[1.0], dtype), leaf(&tape, &[1], &[0.0], dtype));
         let rows = tape.constant(&floats(&tape.device(), &[4096, 1], &[1.0; 4096], dtype)).unwrap();
-        let loss = (x.mul(&ones).unwrap().sum().unwrap())
-            .add(&table.embedding(&ids).unwrap().sum().unwrap())
+        let loss = (x.clone().mul(&ones).unwrap().sum().unwrap())
+            .add(&table.clone().embedding(&ids).unwrap().sum().unwrap())
             .unwrap()
-            .add(&rows.linear(&w, Some(&c)).unwrap().sum().unwrap())
+            .add(&rows.linear(&w, Some(c.clone())).unwrap().sum().unwrap())
             .unwrap();
-        let taken = table.index_select(0, &ids).unwrap().sum().unwrap();
+        let taken = table.clone().index_select(0, &ids).unwrap().sum().unwrap();
         let of = |gradients: &Gradients, x: &Var| gradients.of(x).unwrap().to_f64_vec().unwrap();
         let gradients = tape.backward_retain(&loss).unwrap();
         assert_eq!([&x, &w, &c].map(|v| of(&gradients, v)), [[4096.0]; 3]);
@@ -64,15 +64,15 @@ fn nothing_overflows_on_the_way() {
     let b: Vec<f64> = (0..k).map(|i| if i == k - 1 { 7.0 } else { 8.0 }).collect();
     for dtype in HALVES {
         let (x, y) = (leaf(&tape, &[1, k], &a, dtype), leaf(&tape, &[k, 1], &b, dtype));
-        assert_eq!(numbers(&x.matmul(&y).unwrap()), [8.0], "{dtype}");
+        assert_eq!(numbers(&x.clone().matmul(&y).unwrap()), [8.0], "{dtype}");
         let c = leaf(&tape, &[1, 1], &[0.5], dtype);
         assert_eq!(numbers(&c.addmm(&x, &y, 3.0, 1.0).unwrap()), [9.5], "{dtype}");
         let large = leaf(&tape, &[4, 1024], &[1000.0; 4096], dtype);
-        assert_eq!(numbers(&large.mean().unwrap()), [1000.0]);
-        assert_eq!(numbers(&large.softmax().unwrap())[0], 1.0 / 1024.0);
+        assert_eq!(numbers(&large.clone().mean().unwrap()), [1000.0]);
+        assert_eq!(numbers(&large.clone().softmax().unwrap())[0], 1.0 / 1024.0);
         // A mean of 1000 squared is beyond f16 too.
-        assert!(numbers(&large.var(&[], 0.0, false).unwrap())[0] == 0.0);
-        let normed = large.layer_norm(None, None, 1e-5).unwrap();
+        assert!(numbers(&large.clone().var(&[], 0.0, false).unwrap())[0] == 0.0);
+        let normed = large.clone().layer_norm(None, None, 1e-5).unwrap();
         assert!(numbers(&normed).iter().all(|&x| x == 0.0));
         assert!(numbers(&large.rms_norm(&[1024], None, None).unwrap()).iter().all(|&x| x == 1.0));
     }
@@ -88,7 +88,7 @@ fn rounding_is_to_nearest_even() {
     }
     // Below f16's normal numbers the distance is fixed.
     let tiny = leaf(&tape, &[1], &[2f64.powi(-24)], DType::F16);
-    assert_eq!(numbers(&tiny.scale(1.5).unwrap()), [2f64.powi(-23)]);
+    assert_eq!(numbers(&tiny.clone().scale(1.5).unwrap()), [2f64.powi(-23)]);
     assert_eq!(numbers(&tiny.scale(0.5).unwrap()), [0.0]);
     assert_eq!(numbers(&leaf(&tape, &[1], &[6e4], DType::F16).scale(2.0).unwrap()), [f64::INFINITY]);
 }
@@ -100,7 +100,7 @@ fn the_gradient_of_a_sure_class_is_not_lost() {
         let tape = Tape::new(&cpu());
         let logits = leaf(&tape, &[1, 2], &[9.0, 0.0], dtype);
         let target = tape.constant(&Tensor::from_slice(&tape.device(), &[1], &[0i64]).unwrap()).unwrap();
-        let loss = logits.cross_entropy_with(&target, None, 1, CrossEntropySpec::default()).unwrap();
+        let loss = logits.clone().cross_entropy_with(&target, None, 1, CrossEntropySpec::default()).unwrap();
         let gradients = tape.backward(&loss).unwrap();
         let g = gradients.of(&logits).unwrap().to_f64_vec().unwrap();
         let exact = 1.0 / (1.0 + 9f64.exp());
@@ -125,9 +125,9 @@ fn mixed_operands_take_the_type_that_holds_them() -> Result<()> {
         (scalar(F16), scalar(BF16), F32),
     ] {
         for (a, b) in [(&a, &b), (&b, &a)] {
-            let y = a.where_(&cond, b)?;
+            let y = a.clone().where_(&cond, b)?;
             assert_eq!(y.dtype(), expected, "{} with {}", a.dtype(), b.dtype());
-            assert_eq!(a.addcmul(b, a, 1.0)?.dtype(), expected);
+            assert_eq!(a.clone().addcmul(b, a, 1.0)?.dtype(), expected);
             let gradients = tape.backward_retain(&y.sum()?)?;
             assert_eq!(gradients.of(a).unwrap().dtype(), a.dtype());
         }
@@ -147,25 +147,31 @@ type Program = fn(&[Var]) -> Result<Var>;
 #[test]
 fn many_tiles_pieces_and_strips() {
     let programs: [(&str, &[&[usize]], Program); 12] = [
-        ("matmul", &[&[300, 700], &[700, 450]], |x| x[0].matmul(&x[1])),
-        ("matmul of views", &[&[600, 70], &[90, 600]], |x| x[0].transpose(0, 1)?.matmul(&x[1].transpose(0, 1)?)),
-        ("linear", &[&[4, 100, 300], &[300, 500], &[500]], |x| x[0].linear(&x[1], Some(&x[2]))),
-        ("softmax", &[&[3, 5000]], |x| x[0].softmax()),
-        ("layer_norm", &[&[300, 1030], &[1030], &[1030]], |x| x[0].layer_norm(Some(&x[1]), Some(&x[2]), 1e-5)),
-        ("group_norm", &[&[3, 4, 30, 30], &[4], &[4]], |x| x[0].group_norm(2, Some(&x[1]), Some(&x[2]), 1e-5)),
+        ("matmul", &[&[300, 700], &[700, 450]], |x| x[0].clone().matmul(&x[1])),
+        ("matmul of views", &[&[600, 70], &[90, 600]], |x| {
+            x[0].clone().transpose(0, 1)?.matmul(&x[1].clone().transpose(0, 1)?)
+        }),
+        ("linear", &[&[4, 100, 300], &[300, 500], &[500]], |x| x[0].clone().linear(&x[1], Some(x[2].clone()))),
+        ("softmax", &[&[3, 5000]], |x| x[0].clone().softmax()),
+        ("layer_norm", &[&[300, 1030], &[1030], &[1030]], |x| {
+            x[0].clone().layer_norm(Some(x[1].clone()), Some(x[2].clone()), 1e-5)
+        }),
+        ("group_norm", &[&[3, 4, 30, 30], &[4], &[4]], |x| {
+            x[0].clone().group_norm(2, Some(x[1].clone()), Some(x[2].clone()), 1e-5)
+        }),
         ("attention", &[&[2, 300, 2, 40], &[2, 300, 1, 40], &[2, 300, 1, 70]], |x| {
-            x[0].attention(&x[1], &x[2], 0.15, true, 0.0)
+            x[0].clone().attention(&x[1], &x[2], 0.15, true, 0.0)
         }),
         ("masked attention", &[&[1, 2, 300, 8], &[1, 2, 290, 8], &[1, 2, 290, 8], &[1, 1, 300, 290]], |x| {
-            x[0].scaled_dot_product_attention(&x[1], &x[2], Some(&x[3]), AttentionOptions::default())
+            x[0].clone().scaled_dot_product_attention(&x[1], &x[2], Some(x[3].clone()), AttentionOptions::default())
         }),
-        ("sums", &[&[1000, 300]], |x| x[0].sum_dims(&[0], true)?.add(&x[0].sum_dims(&[1], true)?)),
+        ("sums", &[&[1000, 300]], |x| x[0].clone().sum_dims(&[0], true)?.add(&x[0].clone().sum_dims(&[1], true)?)),
         ("products", &[&[2, 1200]], |x| {
-            let near_one = x[0].scale(0.02)?.shift(1.0)?;
-            near_one.prod(&[1], true)?.add(&near_one.cumprod(1)?)
+            let near_one = x[0].clone().scale(0.02)?.shift(1.0)?;
+            near_one.clone().prod(&[1], true)?.add(&near_one.cumprod(1)?)
         }),
-        ("max_pool2d", &[&[1, 1, 300, 301]], |x| x[0].max_pool2d(Pool { stride: [1, 2], ..Pool::new([3, 3]) })),
-        ("conv2d", &[&[2, 3, 70, 60], &[40, 3, 3, 3]], |x| x[0].conv2d(&x[1], None, Conv::default())),
+        ("max_pool2d", &[&[1, 1, 300, 301]], |x| x[0].clone().max_pool2d(Pool { stride: [1, 2], ..Pool::new([3, 3]) })),
+        ("conv2d", &[&[2, 3, 70, 60], &[40, 3, 3, 3]], |x| x[0].clone().conv2d(&x[1], None, Conv::default())),
     ];
     let device = cpu();
     for (name, shapes, program) in programs {
@@ -235,10 +241,10 @@ fn kernels_hold_tiles_in_f32_not_tensors() {
         let device = cpu();
         let tape = Tape::new(&device);
         let x = leaf(&tape, &[size, 64], &vec![0.5; size * 64], DType::BF16);
-        let y = x.transpose(0, 1).unwrap().matmul(&x).unwrap();
-        let q = x.reshape(&[1, size, 2, 32]).unwrap();
-        let o = q.attention(&q, &q, 0.2, true, 0.0).unwrap();
-        let images = x.reshape(&[1, 1, size, 64]).unwrap().max_pool2d(Pool::new([2, 2])).unwrap();
+        let y = x.clone().transpose(0, 1).unwrap().matmul(&x).unwrap();
+        let q = x.clone().reshape(&[1, size, 2, 32]).unwrap();
+        let o = q.clone().attention(&q, &q, 0.2, true, 0.0).unwrap();
+        let images = x.clone().reshape(&[1, 1, size, 64]).unwrap().max_pool2d(Pool::new([2, 2])).unwrap();
         let z = o.sum().unwrap().add(&y.sum().unwrap()).unwrap().add(&images.sum().unwrap()).unwrap();
         tape.backward(&z.add(&x.softmax().unwrap().sum().unwrap()).unwrap()).unwrap();
         device.scratch_bytes()
@@ -287,7 +293,7 @@ fn a_scaled_backward_is_backward_times_the_scale() {
         device.meter().reset_peak();
         let tape = Tape::new(&device);
         let x = tape.leaf(&x0).unwrap();
-        let loss = x.gelu().unwrap().recompute().unwrap().square().unwrap().mean().unwrap();
+        let loss = x.clone().gelu().unwrap().recompute().unwrap().square().unwrap().mean().unwrap();
         let gradients = match scale {
             Some(scale) => tape.backward_scaled(&loss, scale).unwrap(),
             None => tape.backward(&loss).unwrap(),

@@ -11,7 +11,7 @@ mod sizes;
 use retape_core::ops::*;
 use retape_core::{
     DType, Decision, Device, Error, GradOptions, Kind, Mark, Origin, Policy, Result, RuleInfo, Site, Tape, TapeOptions,
-    Tensor, Var,
+    Tensor, Var, scope,
 };
 use retape_tests::random;
 use std::cell::{Cell, RefCell};
@@ -64,14 +64,14 @@ fn each_mistake_names_op_path_and_remedy() {
         (
             "a gradient of a gradient",
             |e| matches!(e, Error::SecondOrder { .. }),
-            Box::new(move |tape, x| tape.grad_with(&x.square().unwrap().sum().unwrap(), &[x], create).err()),
+            Box::new(move |tape, x| tape.grad_with(&x.clone().square().unwrap().sum().unwrap(), &[x], create).err()),
             &["ffn.sum", "(sum)", "first derivative with ops", "differences"],
         ),
         (
             "an op without a gradient on the way",
             no_gradient,
             Box::new(|tape, x| {
-                let cut = x.cast(DType::I64).unwrap().cast(DType::F32).unwrap();
+                let cut = x.clone().cast(DType::I64).unwrap().cast(DType::F32).unwrap();
                 tape.backward(&cut.sum().unwrap()).err()
             }),
             &["ffn.sum", "(sum)", "only through `ffn.cast` (cast)", "has no gradient", "constant"],
@@ -80,7 +80,7 @@ fn each_mistake_names_op_path_and_remedy() {
             "a user's op without a gradient",
             |e| matches!(e, Error::BrokenRule { .. }),
             Box::new(|tape, x| {
-                let y = x.apply(Op::Custom(Rc::new(Round)), &[]).unwrap();
+                let y = x.clone().apply(Op::Custom(Rc::new(Round)), []).unwrap();
                 tape.backward(&y.sum().unwrap()).err()
             }),
             &["ffn.round", "round at", "no gradient was set for input 0"],
@@ -88,7 +88,7 @@ fn each_mistake_names_op_path_and_remedy() {
         (
             "backward from an integer",
             no_gradient,
-            Box::new(|tape, x| tape.backward(&x.sum().unwrap().cast(DType::I64).unwrap()).err()),
+            Box::new(|tape, x| tape.backward(&x.clone().sum().unwrap().cast(DType::I64).unwrap()).err()),
             &["ffn.cast", "(cast)", "i64 values have no gradient", "start from a float"],
         ),
         (
@@ -96,7 +96,7 @@ fn each_mistake_names_op_path_and_remedy() {
             no_gradient,
             Box::new(|tape, x| {
                 let ids = tape.constant(&Tensor::from_slice(&tape.device(), &[2], &[0i64, 1]).unwrap()).unwrap();
-                tape.grad(&x.sum().unwrap(), &[&ids]).err()
+                tape.grad(&x.clone().sum().unwrap(), &[&ids]).err()
             }),
             &["ffn.leaf", "(leaf)", "i64 values have no gradient"],
         ),
@@ -111,14 +111,14 @@ fn each_mistake_names_op_path_and_remedy() {
             no_gradient,
             Box::new(|tape, x| {
                 let c = tape.constant(&random(&tape.device(), &[2], 3, DType::F32)).unwrap();
-                tape.grad(&x.sum().unwrap(), &[&c]).err()
+                tape.grad(&x.clone().sum().unwrap(), &[&c]).err()
             }),
             &["ffn.leaf", "(leaf)", "`leaf` or `parameter`"],
         ),
         (
             "an op on a value of another tape",
             |e| matches!(e, Error::OtherTape { .. }),
-            Box::new(|tape, x| x.add(&leaf(&Tape::new(&tape.device()), &[2, 2], 4)).err()),
+            Box::new(|tape, x| x.clone().add(&leaf(&Tape::new(&tape.device()), &[2, 2], 4)).err()),
             &["add", "`leaf`", "another tape", "with `leaf` or `constant`"],
         ),
         (
@@ -131,7 +131,7 @@ fn each_mistake_names_op_path_and_remedy() {
             "the gradient by a value of another tape",
             |e| matches!(e, Error::OtherTape { .. }),
             Box::new(|tape, x| {
-                tape.grad(&x.sum().unwrap(), &[&leaf(&Tape::new(&tape.device()), &[], 4).exp().unwrap()]).err()
+                tape.grad(&x.clone().sum().unwrap(), &[&leaf(&Tape::new(&tape.device()), &[], 4).exp().unwrap()]).err()
             }),
             &["grad", "`exp`", "another tape"],
         ),
@@ -139,7 +139,7 @@ fn each_mistake_names_op_path_and_remedy() {
             "a second backward",
             |e| matches!(e, Error::TapeConsumed { .. }),
             Box::new(|tape, x| {
-                let loss = x.sum().unwrap();
+                let loss = x.clone().sum().unwrap();
                 tape.backward(&loss).unwrap();
                 tape.backward(&loss).err()
             }),
@@ -149,8 +149,8 @@ fn each_mistake_names_op_path_and_remedy() {
             "an op on a consumed tape",
             |e| matches!(e, Error::TapeConsumed { .. }),
             Box::new(|tape, x| {
-                tape.backward(&x.sum().unwrap()).unwrap();
-                x.gelu().err()
+                tape.backward(&x.clone().sum().unwrap()).unwrap();
+                x.clone().gelu().err()
             }),
             &["gelu at `ffn.gelu`", "consumed", "start a new tape"],
         ),
@@ -172,7 +172,7 @@ fn the_second_derivative_is_refused_at_the_call() {
     let device = cpu();
     let tape = Tape::new(&device);
     let x = leaf(&tape, &[3], 1);
-    let loss = x.square().unwrap().sum().unwrap();
+    let loss = x.clone().square().unwrap().sum().unwrap();
     let retain = GradOptions { retain_graph: true, create_graph: false };
     let error = tape.grad_with(&loss, &[&x], GradOptions { create_graph: true, ..retain }).unwrap_err();
     assert_eq!(error, Error::SecondOrder { path: "sum".into(), op: "sum" });
@@ -180,7 +180,7 @@ fn the_second_derivative_is_refused_at_the_call() {
     assert_eq!(first[0].to_bytes(), tape.grad(&loss, &[&x]).unwrap()[0].to_bytes());
     let tape = Tape::new(&device);
     let g = tape.leaf(&first[0]).unwrap();
-    assert_eq!(tape.backward(&g.sum().unwrap()).unwrap().of(&g).unwrap().to_vec::<f32>().unwrap(), [1.0; 3]);
+    assert_eq!(tape.backward(&g.clone().sum().unwrap()).unwrap().of(&g).unwrap().to_vec::<f32>().unwrap(), [1.0; 3]);
 }
 
 /// A policy that does something to its own tape whenever it is asked.
@@ -239,9 +239,9 @@ fn session_with(meddle: fn(&Tape, &Var)) -> Result<Vec<f32>> {
     *policy.value.borrow_mut() = Some(x.clone());
     let run = || {
         let scope = tape.scope("ffn");
-        let y = x.gelu()?.tanh()?;
+        let y = x.clone().gelu()?.tanh()?;
         drop(scope);
-        let loss = y.square()?.sum()?;
+        let loss = y.clone().square()?.sum()?;
         tape.ledger()?;
         drop(y);
         tape.backward(&loss)?.of(&x).unwrap().to_vec::<f32>()
@@ -261,7 +261,7 @@ fn a_policy_that_uses_its_own_tape_gets_errors_and_no_panic() {
         SEEN.with_borrow_mut(|seen| {
             seen.push(tape.leaf(&one).err());
             seen.push(tape.constant(&one).err());
-            seen.push(x.gelu().err());
+            seen.push(x.clone().gelu().err());
             seen.push(x.tensor().err());
             seen.push(x.set_mark(Mark::Keep).err());
             seen.push(tape.backward(x).err());
@@ -319,7 +319,7 @@ impl Rule for Nosy {
     }
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         self.infers.set(self.infers.get() + 1);
-        let scaled = self.x.scale(2.0).map_err(|e| e.to_string())?;
+        let scaled = self.x.clone().scale(2.0).map_err(|e| e.to_string())?;
         assert_eq!((scaled.shape(), scaled.path()), (inputs[0].shape.clone(), "scale".into()));
         Ok([Output::new(inputs[0].shape.clone(), inputs[0].dtype)].into_iter().collect())
     }
@@ -352,7 +352,7 @@ fn a_rule_may_use_its_tape() {
     let tape = Tape::new(&device);
     let x = leaf(&tape, &[2, 2], 1);
     let rule = Rc::new(Nosy { x: x.clone(), infers: Cell::new(0) });
-    let y = x.apply(Op::Custom(rule.clone()), &[]).unwrap();
+    let y = x.clone().apply(Op::Custom(rule.clone()), []).unwrap();
     assert_eq!(rule.infers.get(), 1);
     let gradient = tape.backward(&y.sum().unwrap()).unwrap().of(&x).unwrap().to_vec::<f32>().unwrap();
     assert_eq!(gradient, [1.0; 4]);
@@ -370,13 +370,14 @@ fn a_random_op_that_fails_changes_no_later_numbers() {
         let (x, ids, four) = (tape.leaf(&x).unwrap(), tape.constant(&ids).unwrap(), tape.leaf(&four).unwrap());
         if fail {
             assert!(ids.dropout(0.5).is_err());
-            assert!(x.dropout(1.5).is_err());
-            assert!(four.attention(&four, &x, 0.5, true, 0.3).is_err());
-            assert!(four.attention(&four, &four, -1.0, true, 0.3).is_err());
+            assert!(x.clone().dropout(1.5).is_err());
+            assert!(four.clone().attention(&four, &x, 0.5, true, 0.3).is_err());
+            assert!(four.clone().attention(&four, &four, -1.0, true, 0.3).is_err());
             assert_eq!(tape.random_counter(), 0);
         }
-        let dropped = x.dropout(0.5).unwrap().tensor().unwrap().to_bytes().unwrap();
-        let attended = four.attention(&four, &four, 0.5, true, 0.3).unwrap().tensor().unwrap().to_bytes().unwrap();
+        let dropped = x.clone().dropout(0.5).unwrap().tensor().unwrap().to_bytes().unwrap();
+        let attended =
+            four.clone().attention(&four, &four, 0.5, true, 0.3).unwrap().tensor().unwrap().to_bytes().unwrap();
         assert_eq!(tape.random_counter(), 2);
         (dropped, attended, x.tensor().unwrap().storage().kind() == Kind::Input)
     };

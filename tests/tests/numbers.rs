@@ -70,15 +70,17 @@ fn nan_passes_the_gradient_of_a_clamp() {
     for dtype in FLOATS {
         let tensor = |values: &[f64]| floats(&cpu(), &[values.len()], values, dtype);
         let [x, low, high] = [&x[..], &[-1.0; 8], &[1.0; 8]].map(tensor);
-        let both = gradients(&[x.clone(), low.clone(), high.clone()], |v| v[0].clamp_between(Some(&v[1]), Some(&v[2])));
+        let both = gradients(&[x.clone(), low.clone(), high.clone()], |v| {
+            v[0].clone().clamp_between(Some(v[1].clone()), Some(v[2].clone()))
+        });
         assert_eq!(both[0], [0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0], "{dtype}");
         assert_eq!(both[1], [1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0], "{dtype}");
         assert_eq!(both[2], [0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0], "{dtype}");
-        let below = gradients(&[x.clone(), low], |v| v[0].clamp_between(Some(&v[1]), None));
+        let below = gradients(&[x.clone(), low], |v| v[0].clone().clamp_between(Some(v[1].clone()), None));
         assert_eq!(below[0], [0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0], "{dtype}");
-        let above = gradients(&[x.clone(), high], |v| v[0].clamp_between(None, Some(&v[1])));
+        let above = gradients(&[x.clone(), high], |v| v[0].clone().clamp_between(None, Some(v[1].clone())));
         assert_eq!(above[0], [1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0], "{dtype}");
-        let numbers = gradients(&[x], |v| v[0].clamp(-1.0, 1.0));
+        let numbers = gradients(&[x], |v| v[0].clone().clamp(-1.0, 1.0));
         assert_eq!(numbers[0], [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0], "{dtype}");
     }
 }
@@ -87,7 +89,7 @@ fn nan_passes_the_gradient_of_a_clamp() {
 fn nan_stays_in_the_gradient_of_elu() {
     for dtype in FLOATS {
         let x = floats(&cpu(), &[4], &[f64::NAN, f64::NEG_INFINITY, f64::INFINITY, 2.0], dtype);
-        let g = gradients(&[x], |v| v[0].elu(0.8)).remove(0);
+        let g = gradients(&[x], |v| v[0].clone().elu(0.8)).remove(0);
         assert!(g[0].is_nan() && g[1..] == [0.0, 1.0, 1.0], "{dtype}: {g:?}");
     }
 }
@@ -102,17 +104,17 @@ fn negative_indices() {
     let index = |values: &[i64], shape: &[usize]| tape.constant(&at(values, shape)).unwrap();
     let numbers = |y: Result<Var>| y.unwrap().tensor().unwrap().to_f64_vec().unwrap();
     let last = index(&[-1, -3], &[2, 1]);
-    assert_eq!(numbers(v.take_along_dim(&last, Some(1))), [2.0, 3.0]);
-    assert_eq!(numbers(v.take_along_dim(&last, None)), [5.0, 3.0]);
-    let g = gradients(&[x.clone(), at(&[-1, -3], &[2, 1])], |v| v[0].take_along_dim(&v[1], Some(1))).remove(0);
+    assert_eq!(numbers(v.clone().take_along_dim(&last, Some(1))), [2.0, 3.0]);
+    assert_eq!(numbers(v.clone().take_along_dim(&last, None)), [5.0, 3.0]);
+    let g = gradients(&[x.clone(), at(&[-1, -3], &[2, 1])], |v| v[0].clone().take_along_dim(&v[1], Some(1))).remove(0);
     assert_eq!(g, [0.0, 0.0, 1.0, 1.0, 0.0, 0.0]);
     let wide = index(&[-1], &[1]);
     for (refused, allowed) in [
-        (v.take_along_dim(&index(&[-4], &[1, 1]), Some(1)), "-3..3"),
-        (v.gather(1, &last), "0..3"),
-        (v.index_select(0, &wide), "0..2"),
-        (v.scatter_add(1, &last, &v), "0..3"),
-        (v.index_add(0, &wide, &v.narrow(0, 0, 1).unwrap(), 1.0), "0..2"),
+        (v.clone().take_along_dim(&index(&[-4], &[1, 1]), Some(1)), "-3..3"),
+        (v.clone().gather(1, &last), "0..3"),
+        (v.clone().index_select(0, &wide), "0..2"),
+        (v.clone().scatter_add(1, &last, &v), "0..3"),
+        (v.clone().index_add(0, &wide, &v.clone().narrow(0, 0, 1).unwrap(), 1.0), "0..2"),
         (v.embedding(&wide), "0..2"),
     ] {
         let error = refused.unwrap_err().to_string();
@@ -129,7 +131,9 @@ fn where_takes_scalars_of_any_dtype() {
         let x = tape.constant(&floats(&cpu(), &[3], &[5.0, 6.0, 7.0], dtype)).unwrap();
         for scalar in DType::ALL {
             let one = tape.constant(&Tensor::full(&cpu(), &[], scalar, 1.0).unwrap()).unwrap();
-            for (y, expected) in [(x.where_(&cond, &one), [5.0, 1.0, 7.0]), (one.where_(&cond, &x), [1.0, 6.0, 1.0])] {
+            for (y, expected) in
+                [(x.clone().where_(&cond, &one), [5.0, 1.0, 7.0]), (one.where_(&cond, &x), [1.0, 6.0, 1.0])]
+            {
                 let y = y.unwrap_or_else(|e| panic!("{dtype} and a {scalar}: {e}"));
                 assert_eq!((y.dtype(), y.tensor().unwrap().to_f64_vec().unwrap()), (dtype, expected.to_vec()));
             }

@@ -34,7 +34,7 @@ fn gradients_agree_with_finite_differences() {
     for sample in Op::all_samples().into_iter().filter(|s| s.smooth) {
         let inputs: Vec<Tensor> = sample.inputs.iter().map(|i| sample_tensor(&device, i, DType::F64)).collect();
         let check = check_gradients(&device, &inputs, 5, |_, x| {
-            x[0].apply_all(sample.op.clone(), &x[1..].iter().collect::<Vec<_>>())
+            x[0].clone().apply_all(sample.op.clone(), x[1..].iter().cloned())
         });
         let check = check.unwrap_or_else(|e| panic!("{}: {e}", label(&sample)));
         assert!(check.worst() < 1e-7, "{}: {check:?}", label(&sample));
@@ -170,7 +170,9 @@ fn the_checker_catches_planted_faults() {
     let inputs = [random(&device, &[3, 4], 1, DType::F64), random(&device, &[3, 4], 2, DType::F64)];
     let check = |fault| {
         let op = Op::Custom(Rc::new(FaultyProduct(fault)));
-        check_gradients(&device, &inputs, 5, |_, x| Ok(vec![x[0].apply(op.clone(), &[&x[1]])?])).unwrap().worst()
+        check_gradients(&device, &inputs, 5, |_, x| Ok(vec![x[0].clone().apply(op.clone(), [x[1].clone()])?]))
+            .unwrap()
+            .worst()
     };
     assert!(check(Fault::None) < 1e-7);
     for fault in [Fault::Sign, Fault::Factor, Fault::MissingTerm, Fault::SwappedOperands, Fault::CutGradient] {
@@ -187,9 +189,9 @@ fn a_wrong_number_of_inputs_is_an_error() {
     // `cat` takes any number.
     for sample in Op::all_samples().into_iter().filter(|s| !matches!(s.op, Op::Cat(_))) {
         let n = sample.inputs.len();
-        for others in [vec![], vec![&x; n]] {
+        for others in [vec![], vec![x.clone(); n]] {
             if others.len() + 1 != n {
-                let error = x.apply_all(sample.op.clone(), &others).unwrap_err();
+                let error = x.clone().apply_all(sample.op.clone(), others).unwrap_err();
                 assert!(error.to_string().contains(&format!("takes {n} input")), "{}: {error}", label(&sample));
             }
         }
@@ -228,7 +230,7 @@ fn an_undeclared_read_is_an_error() {
     let device: Device = retape_cpu::device();
     let tape = Tape::new(&device);
     let x = tape.leaf(&random(&device, &[3], 1, DType::F32)).unwrap();
-    let y = x.apply(Op::Custom(Rc::new(ReadsMore)), &[]).unwrap().sum().unwrap();
+    let y = x.apply(Op::Custom(Rc::new(ReadsMore)), []).unwrap().sum().unwrap();
     let error = tape.backward(&y).unwrap_err();
     assert!(error.to_string().contains("`saves` doesn't declare"), "{error}");
 }

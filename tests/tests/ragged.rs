@@ -11,13 +11,13 @@ fn one_by_one(q: &Var, k: &Var, v: &Var, lengths: Lengths<'_>, options: Attentio
     let (mut outputs, mut at) = (Vec::new(), [0, 0]);
     let scale = (q.shape()[2] as f64).powf(-0.5);
     for (&tq, &tk) in lengths.0.iter().zip(lengths.1) {
-        let part = |x: &Var, from: usize, len: usize| x.narrow(0, from, len)?.unsqueeze(0);
+        let part = |x: &Var, from: usize, len: usize| x.clone().narrow(0, from, len)?.unsqueeze(0);
         let (q, k, v) = (part(q, at[0], tq)?, part(k, at[1], tk)?, part(v, at[1], tk)?);
         let o = q.attention(&k, &v, scale, options.causal, 0.0)?;
-        outputs.push(o.reshape(&o.shape()[1..])?);
+        outputs.push(o.clone().reshape(&o.shape()[1..])?);
         at = [at[0] + tq, at[1] + tk];
     }
-    Var::concat(&outputs.iter().collect::<Vec<_>>(), 0)
+    Var::concat(outputs, 0)
 }
 
 /// Output and gradients under a random cotangent.
@@ -48,7 +48,7 @@ fn sequences_see_only_themselves() {
                 let tensor =
                     |seed, lengths: &[usize], heads| random(&device, &[lengths.iter().sum(), heads, 6], seed, dtype);
                 let inputs = [tensor(1, queries, 4), tensor(2, keys, 2), tensor(3, keys, 2)];
-                let ragged = run(&device, &inputs, |q, k, v| q.attention_ragged(k, v, queries, keys, options));
+                let ragged = run(&device, &inputs, |q, k, v| q.clone().attention_ragged(k, v, queries, keys, options));
                 let single = run(&device, &inputs, |q, k, v| one_by_one(q, k, v, (queries, keys), options));
                 for (what, (r, s)) in ["out", "dq", "dk", "dv"].iter().zip(ragged.iter().zip(&single)) {
                     let error = relative_error(r, s);
@@ -65,9 +65,9 @@ fn one_sequence_is_a_batch_of_one() {
     let device = retape_cpu::device_with_threads(2).unwrap();
     let inputs = [1, 2, 3].map(|seed| random(&device, &[90, 2, 4], seed, DType::F64));
     let options = AttentionOptions { causal: true, window: Some(20), dropout: 0.25, ..AttentionOptions::default() };
-    let ragged = run(&device, &inputs, |q, k, v| q.attention_ragged(k, v, &[90], &[90], options));
+    let ragged = run(&device, &inputs, |q, k, v| q.clone().attention_ragged(k, v, &[90], &[90], options));
     let dense = run(&device, &inputs, |q, k, v| {
-        let [q, k, v] = [q, k, v].map(|x| x.transpose(0, 1).unwrap());
+        let [q, k, v] = [q, k, v].map(|x| x.clone().transpose(0, 1).unwrap());
         q.scaled_dot_product_attention(&k, &v, None, options)?.transpose(0, 1)
     });
     assert_eq!(ragged, dense);
@@ -80,10 +80,10 @@ fn lengths_that_don_t_fit_are_refused() {
     let x = tape.leaf(&random(&device, &[6, 2, 4], 1, DType::F32)).unwrap();
     let options = AttentionOptions::default();
     let refused = |x: &Var, queries: &[usize], keys: &[usize]| {
-        x.attention_ragged(&x.clone(), x, queries, keys, options).unwrap_err().to_string()
+        x.clone().attention_ragged(&x.clone(), x, queries, keys, options).unwrap_err().to_string()
     };
     assert!(refused(&x, &[2, 4], &[6]).contains("2 lengths of queries and 1 of keys"));
     assert!(refused(&x, &[2, 3], &[2, 4]).contains("5 queries and 6 keys in all"));
-    assert!(refused(&x.unsqueeze(0).unwrap(), &[6], &[6]).contains("[time, heads, size]"));
+    assert!(refused(&x.clone().unsqueeze(0).unwrap(), &[6], &[6]).contains("[time, heads, size]"));
     assert!(refused(&x, &[usize::MAX, 7], &[6, 0]).contains("queries"));
 }

@@ -3,7 +3,7 @@
 use retape_core::{
     DType, Device, Error, Kind, Mark, ParameterId, Policy, Result, Tape, TapeOptions, Tensor, Trace, Var,
 };
-use retape_core::{checkpoint, meta};
+use retape_core::{meta, scope};
 use retape_nn::data::ByteText;
 use retape_nn::{AttentionForm, Gpt, GptConfig};
 use retape_policy::{Context, PRESETS, presets::preset};
@@ -67,14 +67,14 @@ fn all_kinds(tape: &Tape, x: &Tensor, w: &Tensor) -> Result<Var> {
         let _scope = tape.scope(scope("b").segment());
         let bias = tape.constant(&Tensor::full(x.device(), &[64], DType::F32, 1.0)?)?;
         h = h.add(&bias)?.softmax()?;
-        let frozen = tape.no_grad(|| h.exp()?.scale(2.0))?;
+        let frozen = tape.no_grad(|| h.clone().exp()?.scale(2.0))?;
         h = h.mul(&frozen)?;
     }
     let kept = h.clone().detach()?;
-    h = checkpoint(tape, "c", || h.matmul(&tape.parameter(id, w, true)?)?.gelu())?;
+    h = tape.within(scope("c").mark(Mark::Recompute), || h.matmul(&tape.parameter(id, w, true)?)?.gelu())?;
     h = h.tanh()?.recompute()?;
     let parts = h.split(-1, &[16, 48])?;
-    h = parts[1].cat(&[&parts[0]], -1)?;
+    h = parts[1].clone().cat([parts[0].clone()], -1)?;
     drop(parts);
     h.mul(&kept)?.sum()
 }
@@ -101,7 +101,7 @@ fn what_forward_makes_itself() {
         let x = Tensor::full(&device, &[128, 128], DType::F32, 0.0)?;
         let (a, b) = (tape.leaf(&x)?, tape.constant(&x)?);
         drop(x);
-        let h = a.gelu()?.mul(&b)?;
+        let h = a.clone().gelu()?.mul(&b)?;
         drop((a, b));
         h.tanh()?.square()?.sum()
     };
@@ -210,7 +210,7 @@ fn a_tensor_made_in_forward_counts_while_it_is_held() {
     let forward = |tape: &Tape| {
         let early = Tensor::full(&device, &[64, 128], DType::F32, 0.0)?;
         let h = tape.leaf(&x)?.exp()?.tanh()?;
-        let doubled = tape.no_grad(|| h.cat(&[&h], -1)?.scale(2.0))?;
+        let doubled = tape.no_grad(|| h.clone().cat([h.clone()], -1)?.scale(2.0))?;
         drop(doubled);
         let sum = tape.constant(&early)?.sum()?;
         let h = h.square()?.square()?;

@@ -39,9 +39,9 @@ impl fmt::Display for Failure {
     }
 }
 
-impl From<retape::Error> for Failure {
-    fn from(error: retape::Error) -> Failure {
-        use retape::Error as E;
+impl From<retape::core::Error> for Failure {
+    fn from(error: retape::core::Error) -> Failure {
+        use retape::core::Error as E;
         match error {
             E::RuleMatchedNothing { rule } => Failure::usage(format!(
                 "rule `{rule}` matched no value of this model; correct its pattern (`retape inspect --all` lists the paths; a value marked `exact` takes no mark) or remove it"

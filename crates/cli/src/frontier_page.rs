@@ -152,6 +152,7 @@ mod tests {
             id,
             path: path.to_owned(),
             op: "gelu",
+            roles: retape::Roles::default(),
             shape: vec![4],
             dtype: DType::F32,
             bytes: 16,

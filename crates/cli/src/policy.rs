@@ -1,7 +1,7 @@
 //! Policies as the command line names them.
 
 use crate::error::{Failure, Result};
-use retape::policy::{Context, Plan, Rule, RuleSet, parse, parse_bytes};
+use retape::policy::{ModelShape, Plan, Rule, RuleSet, parse, parse_bytes};
 use retape::prelude::Policy;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -123,7 +123,7 @@ impl PolicySpec {
 
     /// What it is for a model of `blocks` blocks, where it isn't a budget.
     pub fn rules(&self, blocks: usize) -> Result<RuleSet> {
-        let policy = parse(&self.name, &Context { blocks })?;
+        let policy = parse(&self.name, &ModelShape { blocks })?;
         Ok(match self.user_rules() {
             Some(rules) => rules.then(policy),
             None => policy,

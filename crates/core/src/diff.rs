@@ -194,7 +194,7 @@ mod tests {
         };
         let mut h = mark(tape.leaf(&x).unwrap().tanh().unwrap(), tanh);
         h = mark(h.gelu().unwrap(), gelu);
-        let loss = h.silu().unwrap().sum().unwrap();
+        let loss = h.clone().silu().unwrap().sum().unwrap();
         drop(h);
         let ledger = tape.ledger().unwrap();
         tape.backward(&loss).unwrap();
@@ -253,10 +253,10 @@ mod tests {
             let tape = Tape::new(&device);
             // Scaling reads nothing, so what it scales is stored for the replay alone.
             let h = tape.leaf(&x).unwrap().scale(2.0).unwrap();
-            let t = h.scale(3.0).unwrap();
+            let t = h.clone().scale(3.0).unwrap();
             h.set_mark(Mark::Keep).unwrap();
             t.set_mark(mark).unwrap();
-            let loss = t.silu().unwrap().sum().unwrap();
+            let loss = t.clone().silu().unwrap().sum().unwrap();
             drop((t, h));
             let ledger = tape.ledger().unwrap();
             tape.backward(&loss).unwrap();

@@ -135,6 +135,22 @@ pub enum Error {
         /// The rule as the user wrote it.
         rule: String,
     },
+    /// No rule of a preset decided for any value, on a tape of which no scope has a role.
+    #[error(
+        "policy `{preset}` decided for no value: it is for {looks_for}, and no scope on this tape has a role; give scopes \
+         theirs, as `tape.scope(scope(\"h.0\").role(Role::Block))`, or mark values by rules of your own, as `{example}`; the \
+         largest saved values are {largest}"
+    )]
+    PresetMatchedNothing {
+        /// The preset's name.
+        preset: String,
+        /// The values that it is for.
+        looks_for: String,
+        /// A rule that marks the largest of the saved values.
+        example: String,
+        /// Paths and ops of the largest saved values, one of each kind.
+        largest: String,
+    },
     /// An int8 store met a group with an infinity or a NaN.
     #[error(
         "int8 store of `{path}` ({op}): a group of values holds an infinity or NaN, which int8 can't represent; keep this value, or allow the fallback to full precision"

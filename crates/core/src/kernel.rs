@@ -621,6 +621,13 @@ pub struct AdamWConfig {
     pub weight_decay: f64,
 }
 
+impl Default for AdamWConfig {
+    /// PyTorch's.
+    fn default() -> AdamWConfig {
+        AdamWConfig { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 1e-2 }
+    }
+}
+
 impl Kernel<'_> {
     /// The kernel's name, for errors, traces and profiles.
     pub fn name(&self) -> &'static str {

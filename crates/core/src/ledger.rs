@@ -1,6 +1,6 @@
 //! The ledger: every saved tensor of a tape, what it costs, who decided about it and who reads it.
 
-use crate::{DType, Mark, Origin};
+use crate::{DType, Mark, Origin, Roles};
 use std::fmt;
 
 /// One value that backward needs, directly or to replay another.
@@ -12,6 +12,8 @@ pub struct LedgerEntry {
     pub path: String,
     /// The op that made it.
     pub op: &'static str,
+    /// Roles of the scopes around it.
+    pub roles: Roles,
     /// Its shape.
     pub shape: Vec<usize>,
     /// Its dtype.

@@ -29,13 +29,13 @@ pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use kernel::{Kernel, Launch};
 pub use ledger::{Ledger, LedgerEntry, LedgerTotals, Lint, RuleUse};
-pub use mark::{Decision, Int8Spec, Mark, Origin, Policy, Rounding, RuleInfo, Site};
+pub use mark::{BlockScope, Decision, Int8Spec, Mark, Origin, Policy, PresetInfo, Rounding, RuleInfo, ScopeSite, Site};
 pub use meta::meta;
 pub use meter::{Holds, Kind, MemoryEvent, MemoryMeter, Moment, Phase};
-pub use role::Role;
+pub use role::{Role, Roles};
 pub use tape::{
-    DryRun, GradOptions, Gradients, NonFinite, ParameterId, Scope, ScopeGuard, StateId, Stats, Tape, TapeOptions, Trace, TraceNode,
-    TraceValue, Var, Verify, scope,
+    DryRun, GradOptions, Gradients, NonFinite, ParameterId, Scope, ScopeGuard, StateId, Stats, Tape, TapeOptions,
+    Trace, TraceNode, TraceValue, Var, Verify, scope,
 };
 pub use tensor::Tensor;
 pub use timeline::{KindBytes, Name, Names, Piece, Timeline, TimelinePoint};

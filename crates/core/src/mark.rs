@@ -1,8 +1,9 @@
 //! Marks: what the tape does with a value that backward will read; and the policy that decides marks for a whole model.
 
-use crate::DType;
 use crate::ledger::{Ledger, Lint};
+use crate::{DType, Role, Roles};
 use std::fmt;
+use std::ops::Range;
 
 /// What becomes of a value when its last handle goes and backward still needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
@@ -72,6 +73,12 @@ pub struct Site<'a> {
     pub path: &'a str,
     /// The op's name, `softmax`.
     pub op: &'static str,
+    /// Roles of the open scopes around it.
+    pub roles: Roles,
+    /// Roles of the scopes that it outlived: whose output it is.
+    pub output_of: Roles,
+    /// The blocks that its path goes through, the outermost first.
+    pub blocks: &'a [BlockScope],
     /// Which output of the op.
     pub output: usize,
     /// The value's shape.
@@ -84,6 +91,52 @@ pub struct Site<'a> {
     pub flops: u64,
     /// Bytes that computing it once reads and writes.
     pub traffic: u64,
+}
+
+impl Site<'_> {
+    /// Its path by the numbers of the blocks that it goes through, whatever their names: of `gpt.h.3.mlp.gelu`, where `gpt.h.3`
+    /// is a block, `blocks.3.mlp.gelu` and `gpt.h.blocks.3.mlp.gelu`. Two for each block, one where the block has no parent.
+    pub fn aliases(&self) -> impl Iterator<Item = String> {
+        aliases(self.path, self.blocks)
+    }
+}
+
+/// What a policy sees of a scope.
+#[derive(Debug, Clone, Copy)]
+pub struct ScopeSite<'a> {
+    /// Names from the outermost scope to this one, `blocks.3.attn`.
+    pub path: &'a str,
+    /// The scope's own role.
+    pub role: Option<Role>,
+    /// The blocks that its path goes through, itself included, the outermost first.
+    pub blocks: &'a [BlockScope],
+}
+
+impl ScopeSite<'_> {
+    /// Its path by the numbers of blocks, see [`Site::aliases`].
+    pub fn aliases(&self) -> impl Iterator<Item = String> {
+        aliases(self.path, self.blocks)
+    }
+}
+
+/// A scope of role [`Block`](Role::Block) that a path goes through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockScope {
+    /// The block's path is the first `end` bytes of the path.
+    pub end: usize,
+    /// Which it is of the blocks with its parent's path (its own without the last segment), in the order in which they were first
+    /// opened on the tape, from 0.
+    pub index: usize,
+}
+
+fn aliases(path: &str, blocks: &[BlockScope]) -> impl Iterator<Item = String> {
+    blocks.iter().filter_map(|block| Some((path.split_at_checked(block.end)?, block.index))).flat_map(
+        |((block, inside), index)| {
+            let alone = format!("blocks.{index}{inside}");
+            let in_parent = block.rsplit_once('.').map(|(parent, _)| format!("{parent}.{alone}"));
+            [Some(alone), in_parent].into_iter().flatten()
+        },
+    )
 }
 
 /// A policy's answer: the mark, and which of its [`rules`](Policy::rules) gave it.
@@ -114,6 +167,20 @@ pub struct RuleInfo {
     pub origin: Origin,
 }
 
+/// A preset among a policy's rules. One of which no rule decides for any value is an error on a tape whose scopes have no roles
+/// ([`Error::PresetMatchedNothing`](crate::Error)), and lint on others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PresetInfo {
+    /// Its name.
+    pub name: String,
+    /// Its rules, as indices into [`Policy::rules`].
+    pub rules: Range<usize>,
+    /// The values that it is for, `what is inside a scope of role feed_forward`.
+    pub looks_for: String,
+    /// What to do where there are none.
+    pub advice: String,
+}
+
 /// Decides marks as values are recorded. Must be a pure function of the site: a value is asked for again under another
 /// path when it leaves a scope. It runs inside the tape, which it can't use: see [`Tape`](crate::Tape).
 pub trait Policy: fmt::Debug {
@@ -123,8 +190,13 @@ pub trait Policy: fmt::Debug {
     /// The rules that [`Decision::rule`] points into.
     fn rules(&self) -> &[RuleInfo];
 
+    /// The presets that some of the rules are of.
+    fn presets(&self) -> &[PresetInfo] {
+        &[]
+    }
+
     /// Whether a scope is a *segment*: while backward visits another scope, only this one's boundaries are held.
-    fn is_segment(&self, _scope: &str) -> bool {
+    fn is_segment(&self, _scope: &ScopeSite<'_>) -> bool {
         false
     }
 

@@ -251,6 +251,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scope;
     use crate::{DType, Int8Spec, Mark, Tape, Tensor, Var, meta};
     use std::collections::BTreeMap;
 

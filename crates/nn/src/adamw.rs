@@ -99,13 +99,14 @@ impl AdamW {
     }
 
     /// One group: the weight decay is for every parameter.
-    pub fn decay_all(parameters: Vec<Parameter>, config: AdamWConfig) -> Result<AdamW> {
+    pub fn decay_all(parameters: impl IntoIterator<Item = Parameter>, config: AdamWConfig) -> Result<AdamW> {
+        let parameters = parameters.into_iter().collect();
         AdamW::new(vec![ParameterGroup { parameters, config }])
     }
 
     /// Two groups: the weight decay is for tensors of two and more dimensions (matrices and embeddings), the others
     /// (biases and norms) have none.
-    pub fn decay_matrices(parameters: Vec<Parameter>, config: AdamWConfig) -> Result<AdamW> {
+    pub fn decay_matrices(parameters: impl IntoIterator<Item = Parameter>, config: AdamWConfig) -> Result<AdamW> {
         let (matrices, others) = parameters.into_iter().partition(|p| p.shape().len() >= 2);
         AdamW::new(vec![
             ParameterGroup { parameters: matrices, config },

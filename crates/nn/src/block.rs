@@ -1,12 +1,12 @@
 //! A pre-norm transformer block.
 
-use crate::{CausalSelfAttention, GptConfig, Initializer, LayerNorm, Mlp, Parameter, Result};
-use retape_core::Var;
+use crate::{Builder, CausalSelfAttention, GptConfig, LayerNorm, Mlp, Result};
+use retape_core::{Role, Scope, Var};
 
 /// x + attn(ln_1(x)), then that + mlp(ln_2(that)), on `[B, T, D]`.
 #[derive(Debug, Clone)]
 pub struct Block {
-    scope: String,
+    scope: Scope,
     /// Before attention.
     pub ln_1: LayerNorm,
     /// Attention.
@@ -18,50 +18,24 @@ pub struct Block {
 }
 
 impl Block {
-    /// Block `index` of a model with a valid configuration: parameters `transformer.h.{index}.*`.
-    pub fn new(init: &mut Initializer, index: usize, config: &GptConfig) -> Result<Block> {
-        let name = format!("transformer.h.{index}");
+    /// The layers `ln_1`, `attn`, `ln_2` and `mlp` for a valid configuration.
+    pub fn new(builder: &Builder, config: &GptConfig) -> Result<Block> {
         Ok(Block {
-            scope: format!("blocks.{index}"),
-            ln_1: LayerNorm::new(init, &format!("{name}.ln_1"), config.dim)?,
-            attn: CausalSelfAttention::new(init, &format!("{name}.attn"), config)?,
-            ln_2: LayerNorm::new(init, &format!("{name}.ln_2"), config.dim)?,
-            mlp: Mlp::new(init, &format!("{name}.mlp"), config)?,
+            scope: builder.scope().role(Role::Block),
+            ln_1: LayerNorm::new(&builder.pp("ln_1"), config.dim)?,
+            attn: CausalSelfAttention::new(&builder.pp("attn"), config)?,
+            ln_2: LayerNorm::new(&builder.pp("ln_2"), config.dim)?,
+            mlp: Mlp::new(&builder.pp("mlp"), config)?,
         })
     }
 
-    /// `[B, T, D] -> [B, T, D]` in scope `blocks.{index}`, with scopes `ln_1`, `attn`, `ln_2` and `mlp` inside and the
-    /// first residual sum at `add`. The result bears the block's own path. Takes the residual stream by value: a handle
-    /// that lived on outside would keep the block's input in full, whatever its mark.
-    pub fn forward(&self, mut x: Var, dropout: f64) -> Result<Var> {
-        let tape = x.tape().clone();
-        let _block = tape.scope(&self.scope);
-        let h = {
-            let _scope = tape.scope("ln_1");
-            self.ln_1.forward(&x)?
-        };
-        let h = {
-            let _scope = tape.scope("attn");
-            self.attn.forward(h, dropout)?
-        };
-        x = x.add(&h)?;
-        drop(h);
-        let h = {
-            let _scope = tape.scope("ln_2");
-            self.ln_2.forward(&x)?
-        };
-        let h = {
-            let _scope = tape.scope("mlp");
-            self.mlp.forward(h, dropout)?
-        };
-        x = x.add(&h)?;
-        drop(h);
-        Ok(x)
-    }
-
-    /// Those of `ln_1`, `attn`, `ln_2` and `mlp`, in this order.
-    pub fn parameters(&self) -> impl Iterator<Item = &Parameter> {
-        let first = self.ln_1.parameters().chain(self.attn.parameters());
-        first.chain(self.ln_2.parameters()).chain(self.mlp.parameters())
+    /// `[B, T, D] -> [B, T, D]`. The first residual sum is at `add` inside, the result bears the block's own path.
+    pub fn forward(&self, x: Var, dropout: f64) -> Result<Var> {
+        x.within(&self.scope, |x| {
+            let y = self.attn.forward(self.ln_1.forward(x.clone())?, dropout)?;
+            let x = x.add(y)?;
+            let y = self.mlp.forward(self.ln_2.forward(x.clone())?, dropout)?;
+            Ok(x.add(y)?)
+        })
     }
 }

@@ -12,6 +12,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::hash::Hasher;
 use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -211,7 +212,7 @@ impl File {
     pub fn read(&self, name: &str, device: &Device) -> Result<Tensor> {
         let info = self.info(name)?;
         match dtype_of(info.dtype) {
-            Some(dtype) => Ok(Tensor::from_bytes(device, &info.shape, dtype, &self.bytes(info)?)?),
+            Some(dtype) => Ok(Tensor::from_bytes(device, &info.shape, dtype, &self.bytes_of(info)?)?),
             None => Err(Error::NotSafetensors {
                 path: self.path.clone(),
                 reason: format!("`{name}` has dtype {:?}, which retape doesn't know", info.dtype),
@@ -288,16 +289,42 @@ impl File {
         }
     }
 
+    /// Fails where the tensors of two names of one parameter differ in shape, dtype or a byte.
+    pub(crate) fn check_same(&self, name: &str, other: &str) -> Result<()> {
+        const CHUNK: usize = 1 << 20;
+        let (a, b) = (self.info(name)?, self.info(other)?);
+        let same = || {
+            if (a.dtype, &a.shape) != (b.dtype, &b.shape) {
+                return Ok(false);
+            }
+            let ((start_a, end), start_b) = (a.data_offsets, b.data_offsets.0);
+            for from in (0..end - start_a).step_by(CHUNK) {
+                let to = (from + CHUNK).min(end - start_a);
+                if self.bytes(start_a + from..start_a + to)? != self.bytes(start_b + from..start_b + to)? {
+                    return Ok(false);
+                }
+            }
+            Ok::<bool, Error>(true)
+        };
+        if same()? {
+            return Ok(());
+        }
+        Err(Error::TiedTensorsDiffer { path: self.path.clone(), name: name.into(), other: other.into() })
+    }
+
     fn info(&self, name: &str) -> Result<&TensorInfo> {
         let missing = || Error::MissingTensor { path: self.path.clone(), name: name.into(), more: 0 };
         self.tensors.get(name).ok_or_else(missing)
     }
 
-    fn bytes(&self, info: &TensorInfo) -> Result<Vec<u8>> {
-        let (from, to) = info.data_offsets;
-        let mut bytes = vec![0; to - from];
+    fn bytes_of(&self, info: &TensorInfo) -> Result<Vec<u8>> {
+        self.bytes(info.data_offsets.0..info.data_offsets.1)
+    }
+
+    fn bytes(&self, range: Range<usize>) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; range.len()];
         let mut source = self.source.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = source.seek(SeekFrom::Start(self.start + from as u64));
+        let found = source.seek(SeekFrom::Start(self.start + range.start as u64));
         let read = found.and_then(|_| source.read_exact(&mut bytes));
         read.map_err(|source| Error::File { action: "read", path: self.path.clone(), source })?;
         self.read.fetch_add(bytes.len() as u64, Ordering::Relaxed);
@@ -338,7 +365,7 @@ impl Log {
             return Err(differs("its header"));
         }
         for (name, hash) in hashes.iter() {
-            let bytes = file.info(name).and_then(|info| file.bytes(info)).map_err(std::io::Error::other)?;
+            let bytes = file.info(name).and_then(|info| file.bytes_of(info)).map_err(std::io::Error::other)?;
             if hash_of(&bytes) != *hash {
                 return Err(differs(&format!("`{name}`")));
             }

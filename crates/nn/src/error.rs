@@ -100,8 +100,10 @@ pub enum Error {
         /// What the parser said.
         reason: String,
     },
-    /// Two different parameters or tensors that are to be saved or loaded have one name.
-    #[error("there are two `{name}`, {first} and {second}; a file has one tensor of a name: rename one")]
+    /// Two different parameters or tensors of one model or file have one name.
+    #[error(
+        "there are two `{name}`, {first} and {second}; a name is for one parameter, and a file has one tensor of it: rename one"
+    )]
     DuplicateName {
         /// The name.
         name: String,
@@ -155,6 +157,28 @@ pub enum Error {
         expected: DType,
         /// True where allowing casts would help.
         castable: bool,
+    },
+    /// A checkpoint has two names of one parameter, and their numbers differ.
+    #[error(
+        "{} has other numbers for `{name}` than for `{other}`, and in this model they are one parameter; build it untied, or \
+         remove one of the two",
+        path.display()
+    )]
+    TiedTensorsDiffer {
+        /// The file.
+        path: PathBuf,
+        /// The further name.
+        name: String,
+        /// The parameter's own name.
+        other: String,
+    },
+    /// A pattern can't be read, or matches no parameter.
+    #[error("the pattern `{pattern}` {reason}")]
+    Pattern {
+        /// Its start, where it is long.
+        pattern: String,
+        /// What is wrong, and near names.
+        reason: String,
     },
     /// A parameter or a state was to be replaced by a tensor of another shape, dtype or device.
     #[error("`{name}` is {expected}, it can't become {found}")]

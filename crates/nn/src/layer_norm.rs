@@ -1,11 +1,12 @@
 //! Layer norm with weight and bias.
 
-use crate::{Initializer, Parameter, Result};
-use retape_core::Var;
+use crate::{Builder, Init, Parameter, Result};
+use retape_core::{Role, Scope, Var};
 
 /// (x - mean) / sqrt(var + eps) weight + bias over the last dimension of n elements; weight and bias are `[n]`.
 #[derive(Debug, Clone)]
 pub struct LayerNorm {
+    scope: Scope,
     /// `[n]`, ones at first.
     pub weight: Parameter,
     /// `[n]`, zeros at first.
@@ -15,24 +16,22 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// Parameters `{name}.weight` and `{name}.bias`.
-    pub fn new(init: &mut Initializer, name: &str, n: usize) -> Result<LayerNorm> {
+    /// Parameters `weight` and `bias`.
+    pub fn new(builder: &Builder, n: usize) -> Result<LayerNorm> {
         Ok(LayerNorm {
-            weight: init.constant(format!("{name}.weight"), &[n], 1.0)?,
-            bias: init.constant(format!("{name}.bias"), &[n], 0.0)?,
+            scope: builder.scope().role(Role::Norm),
+            weight: builder.parameter("weight", &[n], Init::ONES)?,
+            bias: builder.parameter("bias", &[n], Init::ZEROS)?,
             eps: 1e-5,
         })
     }
 
-    /// `[.., n] -> [.., n]`, as op `layer_norm` in x's dtype. Borrows x: a residual stream needs it again.
-    pub fn forward(&self, x: &Var) -> Result<Var> {
-        let (tape, dtype) = (x.tape(), x.dtype());
-        let (weight, bias) = (self.weight.weight_as(tape, dtype)?, self.bias.var_as(tape, dtype)?);
-        Ok(x.clone().layer_norm(Some(weight.clone()), Some(bias.clone()), self.eps)?)
-    }
-
-    /// Weight, then bias.
-    pub fn parameters(&self) -> impl Iterator<Item = &Parameter> {
-        [&self.weight, &self.bias].into_iter()
+    /// `[.., n] -> [.., n]`, as op `layer_norm` in x's dtype.
+    pub fn forward(&self, x: Var) -> Result<Var> {
+        x.within(&self.scope, |x| {
+            let (tape, dtype) = (x.tape(), x.dtype());
+            let (weight, bias) = (self.weight.weight_as(tape, dtype)?, self.bias.var_as(tape, dtype)?);
+            Ok(x.layer_norm(Some(weight), Some(bias), self.eps)?)
+        })
     }
 }

@@ -1,11 +1,12 @@
 //! The affine map y = x W + c, with W lying as in GPT-2's `Conv1D`.
 
-use crate::{Initializer, Parameter, Result};
-use retape_core::Var;
+use crate::{Builder, Init, Parameter, Result};
+use retape_core::{Scope, Var};
 
 /// y = x W + c over the last dimension: `[.., in] -> [.., out]`, W `[in, out]`, c `[out]` if present.
 #[derive(Debug, Clone)]
 pub struct Linear {
+    scope: Scope,
     /// `[in, out]`.
     pub weight: Parameter,
     /// `[out]`.
@@ -13,31 +14,20 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Parameters `{name}.weight`, normal with standard deviation `std`, and `{name}.bias`, zeros.
-    pub fn new(
-        init: &mut Initializer,
-        name: &str,
-        inputs: usize,
-        outputs: usize,
-        bias: bool,
-        std: f64,
-    ) -> Result<Linear> {
-        let weight = init.normal(format!("{name}.weight"), &[inputs, outputs], std)?;
-        let bias = bias.then(|| init.constant(format!("{name}.bias"), &[outputs], 0.0)).transpose()?;
-        Ok(Linear { weight, bias })
+    /// Parameters `weight`, as `init` says, and `bias`, zeros at first.
+    pub fn new(builder: &Builder, inputs: usize, outputs: usize, bias: bool, init: Init) -> Result<Linear> {
+        let weight = builder.parameter("weight", &[inputs, outputs], init)?;
+        let bias = bias.then(|| builder.parameter("bias", &[outputs], Init::ZEROS)).transpose()?;
+        Ok(Linear { scope: builder.scope(), weight, bias })
     }
 
-    /// `[.., in] -> [.., out]`, as op `linear` in x's dtype. Takes x, so that it settles as soon as y is there. Errors
-    /// where x's last dimension isn't `in`.
+    /// `[.., in] -> [.., out]`, as op `linear` in x's dtype. Errors where x's last dimension isn't `in`.
     pub fn forward(&self, x: Var) -> Result<Var> {
-        let (tape, dtype) = (x.tape(), x.dtype());
-        let weight = self.weight.weight_as(tape, dtype)?;
-        let bias = self.bias.as_ref().map(|b| b.var_as(tape, dtype)).transpose()?;
-        Ok(x.linear(&weight, bias.clone())?)
-    }
-
-    /// Weight, then bias.
-    pub fn parameters(&self) -> impl Iterator<Item = &Parameter> {
-        std::iter::once(&self.weight).chain(&self.bias)
+        x.within(&self.scope, |x| {
+            let (tape, dtype) = (x.tape(), x.dtype());
+            let weight = self.weight.weight_as(tape, dtype)?;
+            let bias = self.bias.as_ref().map(|b| b.var_as(tape, dtype)).transpose()?;
+            Ok(x.linear(weight, bias)?)
+        })
     }
 }

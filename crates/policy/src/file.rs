@@ -1,8 +1,8 @@
 //! Rules in TOML.
 
 use crate::glob::Glob;
-use crate::presets::{self, Context};
-use crate::rule::parse_rounding;
+use crate::presets::{self, ModelShape};
+use crate::rule::{parse_role, parse_rounding};
 use crate::{Error, Result, Rule, RuleSet, parse_bytes, parse_mark};
 use retape_core::{Int8Spec, Mark, Origin};
 use serde::Deserialize;
@@ -21,6 +21,8 @@ struct File {
 #[serde(deny_unknown_fields)]
 struct Entry {
     path: Option<String>,
+    role: Option<String>,
+    output_of: Option<String>,
     mark: String,
     ids: Option<Vec<u64>>,
     group: Option<usize>,
@@ -53,27 +55,28 @@ impl RuleSet {
     /// Reads a file of rules, the first match deciding; a preset may stand above them and has the last word:
     ///
     /// ```
-    /// # use retape_policy::{Context, RuleSet};
+    /// # use retape_policy::{ModelShape, RuleSet};
     /// let rules = r#"
     ///     preset = "selective"
     ///     segments = ["blocks.*"]      # scopes of which backward holds the boundaries alone; may be left out
     ///
     ///     [[rule]]
-    ///     path = "blocks.*.mlp.*"      # see `Rule` for the patterns; or `ids`, see `Rule::ids`
+    ///     path = "blocks.*.mlp.*"      # see `Rule` for the patterns; `**` if left out where one of the next three is given
+    ///     role = "feed_forward"        # see `Rule::role`
     ///     mark = "int8"                # or "keep", "recompute"
     ///     group = 32                   # of int8: elements per scale, 64 if left out
     ///     rounding = "stochastic"      # of int8: or "nearest", which it is if left out
-    ///     op = "gelu*"                 # this and all below may be left out
+    ///     op = "gelu*"                 # this and all below may be left out; besides, `output_of` and `ids`, see `Rule`
     ///     min_bytes = "1MiB"           # or a plain number
     ///     max_bytes = "1.5GB"
     ///     rank = 3
     ///     shape = ["*", ">=1024", 512] # see `Rule::shape`
     ///     max_intensity = 8            # FLOPs per byte of traffic
     /// "#;
-    /// RuleSet::from_toml(rules, &Context { blocks: 12 })?;
+    /// RuleSet::from_toml(rules, &ModelShape { blocks: 12 })?;
     /// # Ok::<(), retape_policy::Error>(())
     /// ```
-    pub fn from_toml(text: &str, context: &Context) -> Result<RuleSet> {
+    pub fn from_toml(text: &str, shape: &ModelShape) -> Result<RuleSet> {
         let file: File = toml::from_str(text).map_err(|e| invalid(text, &e))?;
         let rules = file.rule.into_iter().zip(1..).map(|(table, number)| {
             let wrong = |reason| Error::InvalidTomlRule { number, reason };
@@ -87,7 +90,7 @@ impl RuleSet {
             user = user.with_segments(glob);
         }
         Ok(match file.preset {
-            Some(spec) => user.then(presets::preset(&spec, context)?),
+            Some(spec) => user.then(presets::preset(&spec, shape)?),
             None => user,
         })
     }
@@ -110,16 +113,26 @@ fn rule(entry: Entry) -> Result<Rule, String> {
         }
         (mark, Some(_)) => return Err(format!("`rounding` belongs to mark = \"int8\", and the mark is \"{mark}\"")),
     };
+    let by_role = entry.role.is_some() || entry.output_of.is_some();
     match (&entry.path, &entry.ids) {
-        (None, None) => {
-            return Err("has neither `path` nor `ids`; write the pattern of the values it is for".to_owned());
+        (None, None) if !by_role => {
+            let reason = "has none of `path`, `role`, `output_of` and `ids`; write the pattern of the values it is for";
+            return Err(reason.to_owned());
         }
         (_, Some(ids)) if ids.is_empty() => return Err("`ids` is empty; leave it out, or list numbers".to_owned()),
         _ => {}
     }
+    let role = entry.role.as_deref().map(parse_role).transpose()?;
+    let output_of = entry.output_of.as_deref().map(parse_role).transpose()?;
     let bytes = |size: NumberOrText| parse_bytes(&size.text());
     let build = || {
         let mut rule = Rule::new(entry.path.as_deref().unwrap_or("**"), mark)?;
+        if let Some(role) = role {
+            rule = rule.role(role);
+        }
+        if let Some(role) = output_of {
+            rule = rule.output_of(role);
+        }
         if let Some(ids) = entry.ids {
             rule = rule.ids(ids);
         }

@@ -1,6 +1,7 @@
 //! Globs over paths whose segments are separated by `.`; they are globset's, with `.` in the place of `/`.
 
 use globset::{GlobBuilder, GlobMatcher};
+use std::cell::OnceCell;
 
 /// A compiled pattern.
 #[derive(Debug, Clone)]
@@ -15,6 +16,31 @@ pub(crate) struct Candidate(String);
 impl Candidate {
     pub fn new(path: &str) -> Self {
         Candidate(path.replace('.', "/"))
+    }
+}
+
+/// What a pattern is matched against: a path, and the same path by the numbers of its blocks. Each is made when first asked for.
+pub(crate) struct Candidates<'a, A> {
+    path: &'a str,
+    /// Gives the aliases.
+    aliases: A,
+    made: OnceCell<Candidate>,
+    made_aliases: OnceCell<Vec<Candidate>>,
+}
+
+impl<'a, A: Fn() -> I, I: Iterator<Item = String>> Candidates<'a, A> {
+    pub fn new(path: &'a str, aliases: A) -> Self {
+        Candidates { path, aliases, made: OnceCell::new(), made_aliases: OnceCell::new() }
+    }
+
+    /// Whether the pattern matches the path or one of its aliases.
+    pub fn any(&self, glob: &Glob) -> bool {
+        if glob.text == "**" {
+            return true;
+        }
+        let made = || (self.aliases)().map(|alias| Candidate::new(&alias)).collect();
+        glob.is_match(self.made.get_or_init(|| Candidate::new(self.path)))
+            || self.made_aliases.get_or_init(made).iter().any(|alias| glob.is_match(alias))
     }
 }
 

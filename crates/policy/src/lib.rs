@@ -5,11 +5,11 @@
 //!
 //! ```
 //! use retape_core::Mark;
-//! use retape_policy::{Context, Rule, RuleSet, parse};
+//! use retape_policy::{ModelShape, Rule, RuleSet, parse};
 //!
-//! let context = Context { blocks: 12 };
+//! let shape = ModelShape { blocks: 12 };
 //! let mine = RuleSet::new([Rule::new("blocks.0.**", Mark::Keep)?]);
-//! let policy = mine.then(parse("length_adaptive:threshold=1024", &context)?);
+//! let policy = mine.then(parse("length_adaptive:threshold=1024", &shape)?);
 //! # Ok::<(), retape_policy::Error>(())
 //! ```
 
@@ -27,17 +27,17 @@ pub use error::{Error, Result};
 pub use planner::{
     CostModel, Int8Use, Plan, PlanCache, PlannedMark, Planner, PlannerOptions, Profile, Sensitivity, budget,
 };
-pub use presets::{Context, PRESETS};
+pub use presets::{ModelShape, PRESETS};
 pub use rule::{Rule, parse_mark};
 pub use set::RuleSet;
 
 /// The policy that `spec` names: a preset with its arguments, `length_adaptive:threshold=1024`, or the path of a file of
 /// rules, which ends in `.toml` (see [`RuleSet::from_toml`]).
-pub fn parse(spec: &str, context: &Context) -> Result<RuleSet> {
+pub fn parse(spec: &str, shape: &ModelShape) -> Result<RuleSet> {
     if !spec.ends_with(".toml") {
-        return presets::preset(spec, context);
+        return presets::preset(spec, shape);
     }
     let in_file = |error| Error::File { file: spec.to_owned(), error: Box::new(error) };
     let text = std::fs::read_to_string(spec).map_err(|e| in_file(Error::Unreadable(e.to_string())))?;
-    RuleSet::from_toml(&text, context).map_err(in_file)
+    RuleSet::from_toml(&text, shape).map_err(in_file)
 }

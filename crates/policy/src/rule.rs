@@ -1,6 +1,6 @@
 use crate::glob::{Candidate, Glob, shortened};
 use crate::{Error, Result, parse_bytes};
-use retape_core::{Int8Spec, Mark, Rounding, Site};
+use retape_core::{Int8Spec, Mark, Role, Roles, Rounding, Site};
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
 use std::str::FromStr;
@@ -12,6 +12,10 @@ use std::str::FromStr;
 /// `{a,b}` is either alternative, and `**` is any number of segments: none at the start and in the middle (`**.softmax`
 /// matches `softmax`), at least one at the end. So `blocks.*.**` matches what lies strictly inside a block, and not the
 /// block's output `blocks.0`.
+///
+/// A pattern is tried against a value's path, and by the numbers of the blocks that the value lies in: in the scope `gpt.h.3`
+/// of role block, `gpt.h.3.mlp.gelu` is also `blocks.3.mlp.gelu` and `gpt.h.blocks.3.mlp.gelu`, see [`Site::aliases`].
+/// [`role`](Rule::role) and [`output_of`](Rule::output_of) need no names at all.
 ///
 /// ```
 /// # use retape_core::Mark;
@@ -25,6 +29,10 @@ pub struct Rule {
     pattern: Glob,
     /// Sorted.
     ids: Option<Vec<u64>>,
+    /// It is inside scopes of all these.
+    roles: Roles,
+    /// It outlived scopes of all these.
+    output_of: Roles,
     op: Option<Glob>,
     min_bytes: Option<u64>,
     max_bytes: Option<u64>,
@@ -41,6 +49,8 @@ impl Rule {
         Ok(Rule {
             pattern: glob,
             ids: None,
+            roles: Roles::NONE,
+            output_of: Roles::NONE,
             op: None,
             min_bytes: None,
             max_bytes: None,
@@ -57,6 +67,27 @@ impl Rule {
         let mut ids: Vec<u64> = ids.into_iter().collect();
         ids.sort_unstable();
         self.ids = Some(ids);
+        self
+    }
+
+    /// Only values inside a scope of this role, at any depth. The scope's output is not: it outlives the scope. Given several
+    /// times, they must lie in scopes of all of these roles.
+    ///
+    /// ```
+    /// # use retape_core::{Mark, Role};
+    /// # use retape_policy::Rule;
+    /// let rule = Rule::new("**", Mark::Recompute)?.role(Role::Attention).op("softmax")?;
+    /// assert_eq!(rule.to_string(), "**=recompute where role=attention, op=softmax");
+    /// # Ok::<(), retape_policy::Error>(())
+    /// ```
+    pub fn role(mut self, role: Role) -> Self {
+        self.roles = self.roles.and(role);
+        self
+    }
+
+    /// Only outputs of a scope of this role: values that outlived it.
+    pub fn output_of(mut self, role: Role) -> Self {
+        self.output_of = self.output_of.and(role);
         self
     }
 
@@ -112,9 +143,16 @@ impl Rule {
         self.mark
     }
 
-    /// Whether it is for this value; `path` is the site's.
-    pub(crate) fn matches(&self, path: &Candidate, site: &Site<'_>) -> bool {
-        self.ids.as_ref().is_none_or(|ids| ids.binary_search(&site.id).is_ok())
+    /// The pattern of the paths that it is for.
+    pub(crate) fn pattern(&self) -> &Glob {
+        &self.pattern
+    }
+
+    /// Whether it is for this value, the path apart.
+    pub(crate) fn accepts(&self, site: &Site<'_>) -> bool {
+        site.roles.contains_all(self.roles)
+            && site.output_of.contains_all(self.output_of)
+            && self.ids.as_ref().is_none_or(|ids| ids.binary_search(&site.id).is_ok())
             && self.min_bytes.is_none_or(|min| site.bytes >= min)
             && self.max_bytes.is_none_or(|max| site.bytes <= max)
             && self.rank.is_none_or(|rank| site.shape.len() == rank)
@@ -122,7 +160,6 @@ impl Rule {
             && self.shape.iter().rev().zip(site.shape.iter().rev()).all(|(dim, size)| dim.sizes.contains(size))
             && self.max_intensity.is_none_or(|max| site.flops as f64 <= max * site.traffic as f64)
             && self.op.as_ref().is_none_or(|op| op.is_match(&Candidate::new(site.op)))
-            && self.pattern.is_match(path)
     }
 
     fn invalid(&self, reason: String) -> Error {
@@ -131,7 +168,7 @@ impl Rule {
 }
 
 /// Reads `GLOB=keep`, `GLOB=recompute` or `GLOB=int8`; of int8 the group and the rounding may follow
-/// (`GLOB=int8:group=32:rounding=stochastic`), and of any mark predicates as `Display` writes them: ` where op=gelu*, bytes>=64, bytes<=4096, rank=2, shape=[*, >=8], ids=[3, 7], intensity<=8`.
+/// (`GLOB=int8:group=32:rounding=stochastic`), and of any mark predicates as `Display` writes them: ` where role=attention, output_of=block, op=gelu*, bytes>=64, bytes<=4096, rank=2, shape=[*, >=8], ids=[3, 7], intensity<=8`.
 impl FromStr for Rule {
     type Err = Error;
 
@@ -195,6 +232,11 @@ fn outside_brackets(text: &str) -> impl Iterator<Item = &str> {
 }
 
 impl Rule {
+    /// The role of this name.
+    fn parse_role(&self, name: &str) -> Result<Role> {
+        parse_role(name).map_err(|reason| self.invalid(reason))
+    }
+
     /// This rule with a predicate as `Display` writes it.
     fn with_predicate(self, text: &str) -> Result<Self> {
         let split = |relation: &'static str| {
@@ -203,11 +245,13 @@ impl Rule {
         let parts = [">=", "<=", "="].into_iter().filter_map(split).min_by_key(|(name, ..)| name.len());
         let wrong = || {
             let reason = format!(
-                "`{text}` is no predicate; write op=GLOB, bytes>=N, bytes<=N, rank=N, shape=[*, >=8], ids=[1, 2] or intensity<=N"
+                "`{text}` is no predicate; write role=ROLE, output_of=ROLE, op=GLOB, bytes>=N, bytes<=N, rank=N, shape=[*, >=8], ids=[1, 2] or intensity<=N"
             );
             self.invalid(reason)
         };
         match parts.ok_or_else(wrong)? {
+            ("role", "=", name) => self.parse_role(name).map(|role| self.role(role)),
+            ("output_of", "=", name) => self.parse_role(name).map(|role| self.output_of(role)),
             ("op", "=", glob) => self.op(glob),
             ("bytes", ">=", bytes) => parse_bytes(bytes).map(|bytes| self.min_bytes(bytes)),
             ("bytes", "<=", bytes) => parse_bytes(bytes).map(|bytes| self.max_bytes(bytes)),
@@ -241,6 +285,8 @@ impl fmt::Display for Rule {
             }
         }
         let shape: Vec<_> = self.shape.iter().map(|dim| dim.text.as_str()).collect();
+        let roles = self.roles.iter().map(|role| format!("role={role}"));
+        let outputs = self.output_of.iter().map(|role| format!("output_of={role}"));
         let predicates = [
             self.op.as_ref().map(|op| format!("op={}", op.text)),
             self.min_bytes.map(|bytes| format!("bytes>={bytes}")),
@@ -250,7 +296,7 @@ impl fmt::Display for Rule {
             self.max_intensity.map(|max| format!("intensity<={max}")),
             self.ids.as_ref().map(|ids| format!("ids={ids:?}")),
         ];
-        for (i, predicate) in predicates.into_iter().flatten().enumerate() {
+        for (i, predicate) in roles.chain(outputs).chain(predicates.into_iter().flatten()).enumerate() {
             write!(f, "{}{predicate}", if i == 0 { " where " } else { ", " })?;
         }
         Ok(())
@@ -263,6 +309,12 @@ pub fn parse_mark(name: &str) -> Result<Mark> {
         .into_iter()
         .find(|mark| mark.name() == name)
         .ok_or_else(|| Error::UnknownMark(name.to_owned()))
+}
+
+/// The role of this name, or what is wrong with it.
+pub(crate) fn parse_role(name: &str) -> Result<Role, String> {
+    let all = || Role::ALL.map(Role::name).join(", ");
+    Role::from_name(name).ok_or_else(|| format!("`{}` is no role; the roles are {}", shortened(name), all()))
 }
 
 /// A constraint on one dimension.

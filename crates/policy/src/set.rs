@@ -1,12 +1,13 @@
 use crate::Rule;
-use crate::glob::{Candidate, Glob};
-use retape_core::{Decision, Ledger, Lint, Origin, Policy, RuleInfo, Site};
+use crate::glob::{Candidates, Glob};
+use retape_core::{Decision, Ledger, Lint, Origin, Policy, PresetInfo, RuleInfo, ScopeSite, Site};
 
 /// Rules in order, of which the first that matches a value decides its mark.
 #[derive(Debug, Clone, Default)]
 pub struct RuleSet {
     rules: Vec<Rule>,
     infos: Vec<RuleInfo>,
+    presets: Vec<PresetInfo>,
     segments: Vec<Glob>,
     lints: Vec<fn(&Ledger) -> Option<Lint>>,
 }
@@ -20,6 +21,14 @@ impl RuleSet {
     /// The rules of a preset: one that matches nothing is lint.
     pub(crate) fn preset(name: &str, rules: impl IntoIterator<Item = Rule>) -> Self {
         RuleSet::named(Origin::Preset, rules, |_, rule| format!("{name}: {rule}"))
+    }
+
+    /// Says of a preset which values it is for, and what to do where there are none: then that is an error on a model without
+    /// roles, and else lint.
+    pub(crate) fn looking_for(mut self, name: &str, looks_for: &str, advice: &str) -> Self {
+        let (name, looks_for, advice) = (name.to_owned(), looks_for.to_owned(), advice.to_owned());
+        self.presets.push(PresetInfo { name, rules: 0..self.rules.len(), looks_for, advice });
+        self
     }
 
     /// Rules that ledgers and messages call by what `name` makes of their index.
@@ -47,6 +56,11 @@ impl RuleSet {
 
     /// These rules, and where none of them matches the `other`'s. A scope is a segment if either says so.
     pub fn then(mut self, other: RuleSet) -> Self {
+        let before = self.rules.len();
+        self.presets.extend(other.presets.into_iter().map(|preset| {
+            let rules = before + preset.rules.start..before + preset.rules.end;
+            PresetInfo { rules, ..preset }
+        }));
         self.rules.extend(other.rules);
         self.infos.extend(other.infos);
         self.segments.extend(other.segments);
@@ -57,8 +71,8 @@ impl RuleSet {
 
 impl Policy for RuleSet {
     fn mark(&self, site: &Site<'_>) -> Option<Decision> {
-        let path = Candidate::new(site.path);
-        let rule = self.rules.iter().position(|rule| rule.matches(&path, site))?;
+        let paths = Candidates::new(site.path, || site.aliases());
+        let rule = self.rules.iter().position(|rule| rule.accepts(site) && paths.any(rule.pattern()))?;
         Some(Decision { mark: self.rules[rule].mark(), rule })
     }
 
@@ -66,9 +80,13 @@ impl Policy for RuleSet {
         &self.infos
     }
 
-    fn is_segment(&self, scope: &str) -> bool {
-        let scope = Candidate::new(scope);
-        self.segments.iter().any(|glob| glob.is_match(&scope))
+    fn presets(&self) -> &[PresetInfo] {
+        &self.presets
+    }
+
+    fn is_segment(&self, scope: &ScopeSite<'_>) -> bool {
+        let paths = Candidates::new(scope.path, || scope.aliases());
+        self.segments.iter().any(|glob| paths.any(glob))
     }
 
     fn lint(&self, ledger: &Ledger) -> Vec<Lint> {

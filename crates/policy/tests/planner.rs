@@ -7,9 +7,9 @@ mod graphs;
 mod small;
 
 use graphs::{Dice, Marks};
-use retape_core::{DType, Int8Spec, Mark, Tape, Tensor, Trace, Var, meta};
+use retape_core::{DType, Int8Spec, Mark, Tape, Tensor, Trace, Var, meta, scope};
 use retape_nn::{AttentionForm, Gpt, GptConfig};
-use retape_policy::{Context, Error, Int8Use, PRESETS, PlanCache, Planner, PlannerOptions, RuleSet};
+use retape_policy::{Error, Int8Use, ModelShape, PRESETS, PlanCache, Planner, PlannerOptions, RuleSet};
 use small::SmallGraph;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -283,7 +283,7 @@ fn no_exact_preset_has_a_smaller_peak() {
         let model = Gpt::new(&device, &config, 0).unwrap();
         let tokens = Tensor::full(&device, &[config.batch, config.seq], DType::I64, 0.0).unwrap();
         let trace = Trace::record(&device, None, |tape| model.loss(tape, &tokens, &tokens)).unwrap();
-        let context = Context { blocks: config.layers };
+        let context = ModelShape { blocks: config.layers };
         let peaks = PRESETS.iter().filter(|p| !p.name.starts_with("int8")).map(|preset| {
             let policy = retape_policy::presets::preset(preset.name, &context).unwrap();
             (trace.run(Some(Rc::new(policy))).unwrap().peak_bytes, preset.name)

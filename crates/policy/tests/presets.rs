@@ -2,12 +2,12 @@
 
 mod common;
 
-use common::{mark_of, mark_of_path, site};
-use retape_core::{DType, Ledger, LedgerEntry, Mark, Origin, Policy, Site};
-use retape_policy::{Context, PRESETS, parse, presets};
+use common::{Place, mark_of, mark_of_path};
+use retape_core::{DType, Ledger, LedgerEntry, Mark, Origin, Policy, Role, Roles, Site};
+use retape_policy::{ModelShape, PRESETS, parse, presets};
 use std::collections::HashSet;
 
-const CONTEXT: Context = Context { blocks: 6 };
+const SHAPE: ModelShape = ModelShape { blocks: 6 };
 const KEEP: Option<&str> = Some("keep");
 const RECOMPUTE: Option<&str> = Some("recompute");
 const INT8: Option<&str> = Some("int8");
@@ -51,6 +51,11 @@ fn quadratic(path: &str) -> bool {
     QUADRATIC.iter().any(|name| path == format!("blocks.0.attn.{name}"))
 }
 
+/// A matmul of four dimensions too; nothing reads it but `merge`, so it isn't stored in any case.
+fn context(path: &str) -> bool {
+    path == "blocks.0.attn.context"
+}
+
 fn hidden(path: &str) -> bool {
     matches!(path, "blocks.0.mlp.c_fc" | "blocks.0.mlp.gelu")
 }
@@ -70,9 +75,10 @@ fn expected(spec: &str, site: &Site<'_>) -> Option<&'static str> {
     match spec {
         "none" | "length_adaptive" | "length_adaptive:threshold=256" => None,
         "full_per_layer" => recompute_if(inside),
-        "selective_attention" | "length_adaptive:threshold=255" => recompute_if(quadratic(path)),
+        "length_adaptive:threshold=255" => recompute_if(quadratic(path)),
+        "selective_attention" => recompute_if(quadratic(path) || context(path)),
         "selective_ffn" | "flash_ffn" => recompute_if(hidden(path)),
-        "selective" => recompute_if(quadratic(path) || hidden(path) || norm(path)),
+        "selective" => recompute_if(quadratic(path) || context(path) || hidden(path) || norm(path)),
         "int8_residual" => matches!(path, "embed" | "blocks.0" | "blocks.2" | "blocks.0.add").then_some("int8"),
         "int8_all" => INT8,
         "balanced" if site.op == "add" => KEEP,
@@ -87,9 +93,9 @@ fn expected(spec: &str, site: &Site<'_>) -> Option<&'static str> {
 fn marks() {
     let defaults = PRESETS.iter().map(|p| p.name);
     for spec in defaults.chain(["length_adaptive:threshold=255", "length_adaptive:threshold=256"]) {
-        let policy = parse(spec, &CONTEXT).expect(spec);
+        let policy = parse(spec, &SHAPE).expect(spec);
         for &(path, op, shape, (flops, traffic)) in VALUES {
-            let site = Site { flops, traffic, ..site(path, op, shape) };
+            let site = Site { flops, traffic, ..Place::new(path).value(op, shape) };
             let mark = policy.mark(&site).map(|decision| decision.mark.name());
             assert_eq!(mark, expected(spec, &site), "{spec} on {path}");
         }
@@ -99,15 +105,16 @@ fn marks() {
 #[test]
 fn every_rule_of_a_preset_decides_for_a_value() {
     for preset in PRESETS {
-        let policy = parse(preset.name, &Context { blocks: 3 }).unwrap();
+        let policy = parse(preset.name, &ModelShape { blocks: 3 }).unwrap();
         let long = [2, 4, 4096, 4096];
         let used: HashSet<_> = VALUES
             .iter()
             .map(|&(path, op, shape, (flops, traffic))| {
                 let shape = if quadratic(path) { &long[..] } else { shape };
-                Site { flops, traffic, ..site(path, op, shape) }
+                Site { flops, traffic, ..Place::new(path).value(op, shape) }
             })
-            .chain([site("blocks.1", "add", &[2, 256, 64])])
+            .chain([Place::new("blocks.1").value("add", &[2, 256, 64])])
+            .chain([Place::new("blocks.1.attn.scores").value("matmul", &long)])
             .filter_map(|site| policy.mark(&site))
             .map(|decision| decision.rule)
             .collect();
@@ -124,12 +131,20 @@ fn blocks_may_lie_in_other_scopes() {
     for (spec, path, mark) in [
         ("full_per_layer", "encoder.blocks.0.add", RECOMPUTE),
         ("full_per_layer", "encoder.blocks.0", None),
+        ("full_per_layer", "transformer.h.0.attn", RECOMPUTE),
+        ("full_per_layer", "transformer.h.0", None),
+        ("full_per_layer", "blocks.first.add", None),
         ("selective", "encoder.blocks.0.mlp.gelu", RECOMPUTE),
         ("selective", "mlp.gelu", RECOMPUTE),
         ("int8_residual", "gpt.embed", INT8),
+        ("int8_residual", "layers.0", INT8),
         ("sqrt_n", "encoder.blocks.2", KEEP),
+        ("sqrt_n", "transformer.h.2", KEEP),
+        ("sqrt_n", "layers.1", RECOMPUTE),
+        // What isn't a block may have its name.
+        ("sqrt_n", "blocks.first.add", RECOMPUTE),
     ] {
-        assert_eq!(mark_of_path(&parse(spec, &CONTEXT).unwrap(), path), mark, "{spec} on {path}");
+        assert_eq!(mark_of_path(&parse(spec, &SHAPE).unwrap(), path), mark, "{spec} on {path}");
     }
 }
 
@@ -143,7 +158,7 @@ fn segments_of_sqrt_n() {
         }
     }
     for (blocks, every) in [(0, 1), (1, 1), (2, 2), (4, 2), (5, 3), (9, 3), (10, 4), (96, 10)] {
-        let default = format!("{:?}", parse("sqrt_n", &Context { blocks }).unwrap());
+        let default = format!("{:?}", parse("sqrt_n", &ModelShape { blocks }).unwrap());
         assert_eq!(default, format!("{:?}", presets::sqrt_n(every, blocks)), "{blocks} blocks");
     }
     let many = presets::sqrt_n(1, 100_000);
@@ -151,16 +166,20 @@ fn segments_of_sqrt_n() {
         assert_eq!(mark_of_path(&many, &format!("blocks.{block}")), KEEP, "{block}");
     }
     let policy = presets::sqrt_n(2, 4);
-    assert!(policy.is_segment("blocks.3") && policy.is_segment("decoder.blocks.0"));
-    assert!(!policy.is_segment("blocks") && !policy.is_segment("blocks.3.attn") && !policy.is_segment("ln_f"));
-    assert!(!presets::full_per_layer().is_segment("blocks.3"));
+    for scope in ["blocks.3", "decoder.blocks.0", "transformer.h.3", "blocks.first"] {
+        assert!(policy.is_segment(&Place::new(scope).scope()), "{scope}");
+        assert!(!presets::full_per_layer().is_segment(&Place::new(scope).scope()), "{scope}");
+    }
+    for scope in ["blocks", "blocks.3.attn", "ln_f", "transformer.h"] {
+        assert!(!policy.is_segment(&Place::new(scope).scope()), "{scope}");
+    }
 }
 
 #[test]
 fn groups_of_int8() {
     for name in ["int8_residual", "int8_all"] {
         for (spec, group) in [(name.to_owned(), 64), (format!("{name}:group=32"), 32)] {
-            let mark = mark_of(&parse(&spec, &CONTEXT).unwrap(), &site("embed", "add", &[8, 64]));
+            let mark = mark_of(&parse(&spec, &SHAPE).unwrap(), &Place::new("embed").value("add", &[8, 64]));
             assert!(matches!(mark, Some(Mark::Int8(int8)) if int8.group == group), "{spec}: {mark:?}");
         }
     }
@@ -168,10 +187,11 @@ fn groups_of_int8() {
 
 #[test]
 fn flash_ffn_warns_of_explicit_attention() {
-    let entry = |path: &str, op| LedgerEntry {
+    let entry = |path: &str, op, role: Option<Role>| LedgerEntry {
         id: 0,
         path: path.to_owned(),
         op,
+        roles: Roles::from(role),
         shape: vec![2, 4, 8, 8],
         dtype: DType::F32,
         bytes: 0,
@@ -185,8 +205,10 @@ fn flash_ffn_warns_of_explicit_attention() {
         quantization_error: None,
         held_by_handle: false,
     };
-    let lint =
-        |policy: &dyn Policy, path, op| policy.lint(&Ledger { values: vec![entry(path, op)], ..Ledger::default() });
+    let lint = |policy: &dyn Policy, path: &str, op| {
+        let role = path.contains(".attn.").then_some(Role::Attention);
+        policy.lint(&Ledger { values: vec![entry(path, op, role)], ..Ledger::default() })
+    };
     let flash = presets::flash_ffn();
     assert_eq!(
         lint(&flash, "blocks.0.attn.softmax", "softmax").iter().map(ToString::to_string).collect::<Vec<_>>(),
@@ -230,6 +252,6 @@ fn wrong_names_and_arguments() {
         ),
         ("sqrt_n:every=2:every=3", "policy `sqrt_n`, argument `every=3`: is given twice".to_owned()),
     ] {
-        assert_eq!(parse(spec, &CONTEXT).expect_err(spec).to_string(), message);
+        assert_eq!(parse(spec, &SHAPE).expect_err(spec).to_string(), message);
     }
 }

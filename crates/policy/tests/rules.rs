@@ -2,11 +2,11 @@
 
 mod common;
 
-use common::{mark_of, mark_of_path, site};
-use retape_core::{Int8Spec, Mark, Origin, Policy};
-use retape_policy::{Context, Rule, RuleSet, parse, presets};
+use common::{Place, mark_of, mark_of_path, site};
+use retape_core::{Int8Spec, Mark, Origin, Policy, Role};
+use retape_policy::{ModelShape, Rule, RuleSet, parse, presets};
 
-const CONTEXT: Context = Context { blocks: 4 };
+const SHAPE: ModelShape = ModelShape { blocks: 4 };
 
 fn rule(pattern: &str) -> Rule {
     Rule::new(pattern, Mark::Recompute).unwrap()
@@ -46,6 +46,51 @@ fn predicates() {
     assert!(matches(&any().max_intensity(0.5), "gelu", &[2]) && !matches(&any().max_intensity(0.4), "gelu", &[2]));
 }
 
+/// By roles, and by the numbers of blocks whatever their names.
+#[test]
+fn roles_and_blocks() {
+    let by_role = rule("**").role(Role::Attention);
+    let by_both = rule("**").role(Role::Block).role(Role::Attention);
+    let by_output = rule("**").output_of(Role::Block);
+    let of_blocks = |pattern| rule(pattern);
+    for (rule, inside, outside) in [
+        (by_role, &["h.0.attn.softmax", "attn.q"][..], &["h.0.attn", "h.0.mlp.gelu", "softmax"][..]),
+        (by_both, &["h.0.attn.softmax"], &["attn.q", "h.0.add"]),
+        (by_output, &["h.0", "gpt.h.11"], &["h.0.add", "add"]),
+        (of_blocks("blocks.*.mlp.*"), &["gpt.h.3.mlp.gelu", "blocks.0.mlp.gelu"], &["gpt.h.3.mlp", "mlp.gelu"]),
+        (of_blocks("**.blocks.3.**"), &["gpt.h.3.mlp.gelu", "blocks.3.add"], &["gpt.h.13.add", "gpt.h.3"]),
+        (of_blocks("enc.h.blocks.3"), &["enc.h.3"], &["dec.h.3", "h.3"]),
+        (of_blocks("blocks.1.{a,b}"), &["s.0.h.1.a", "s.1.h.0.h.1.b"], &["s.1.h.0.a"]),
+        (of_blocks("s.blocks.0.h.1.a"), &["s.0.h.1.a"], &["s.1.h.1.a"]),
+        // By its own name too.
+        (of_blocks("gpt.h.3"), &["gpt.h.3"], &["gpt.h.blocks.3"]),
+    ] {
+        let policy = RuleSet::new([rule.clone()]);
+        for (paths, mark) in [(inside, Some("recompute")), (outside, None)] {
+            for path in paths {
+                assert_eq!(mark_of_path(&policy, path), mark, "{rule} on {path}");
+            }
+        }
+    }
+    let text = "blocks.*=int8 where role=block, output_of=feed_forward, op=add, rank=2";
+    assert_eq!(text.parse::<Rule>().unwrap().to_string(), text);
+    let message = "a=keep where role=mlp".parse::<Rule>().unwrap_err().to_string();
+    let roles = "block, attention, feed_forward, norm, embedding, head";
+    assert_eq!(message, format!("rule `a`: `mlp` is no role; the roles are {roles}"));
+    let file =
+        "[[rule]]\nrole = 'attention'\nmark = 'keep'\n[[rule]]\noutput_of = 'block'\npath = 'h.*'\nmark = 'int8'";
+    let file = RuleSet::from_toml(file, &SHAPE).unwrap();
+    let names: Vec<_> = file.rules().iter().map(|r| r.name.as_str()).collect();
+    assert_eq!(
+        names,
+        ["[[rule]] number 1: **=keep where role=attention", "[[rule]] number 2: h.*=int8 where output_of=block"]
+    );
+    let segments = RuleSet::from_toml("segments = ['blocks.1']", &SHAPE).unwrap();
+    for (scope, is_segment) in [("gpt.h.1", true), ("gpt.h.0", false), ("gpt.h.1.attn", false), ("blocks.1", true)] {
+        assert_eq!(segments.is_segment(&Place::new(scope).scope()), is_segment, "{scope}");
+    }
+}
+
 #[test]
 fn the_first_match_decides_and_users_come_before_presets() {
     let keep = Rule::new("blocks.0.**", Mark::Keep).unwrap();
@@ -54,7 +99,7 @@ fn the_first_match_decides_and_users_come_before_presets() {
     for (path, mark, rule) in
         [("blocks.0.mlp.gelu", "keep", 0), ("blocks.1.mlp.gelu", "int8", 1), ("blocks.1.attn.softmax", "recompute", 2)]
     {
-        let decision = policy.mark(&site(path, "gelu", &[2])).unwrap();
+        let decision = policy.mark(&Place::new(path).value("gelu", &[2])).unwrap();
         assert_eq!((decision.mark.name(), decision.rule), (mark, rule), "{path}");
     }
     assert_eq!(policy.mark(&site("embed", "add", &[2])), None);
@@ -64,7 +109,7 @@ fn the_first_match_decides_and_users_come_before_presets() {
         [
             ("blocks.0.**=keep", Origin::User),
             ("blocks.*.mlp.*=int8", Origin::User),
-            ("full_per_layer: **.blocks.*.**=recompute", Origin::Preset),
+            ("full_per_layer: **=recompute where role=block", Origin::Preset),
         ]
     );
 }
@@ -113,7 +158,7 @@ const FILE: &str = r#"
 
 #[test]
 fn a_file_of_rules() {
-    let policy = RuleSet::from_toml(FILE, &CONTEXT).unwrap();
+    let policy = RuleSet::from_toml(FILE, &SHAPE).unwrap();
     let names: Vec<_> = policy.rules().iter().map(|r| r.name.as_str()).collect();
     assert_eq!(
         names,
@@ -121,7 +166,8 @@ fn a_file_of_rules() {
             "[[rule]] number 1: blocks.*.mlp.*=int8:group=32 where op=gelu*, bytes>=1024, bytes<=4096, rank=2, shape=[*, >=16], \
              intensity<=8",
             "[[rule]] number 2: embed=keep where shape=[64]",
-            "length_adaptive: **.attn.{scores,scale,causal_mask,softmax,dropout}=recompute where shape=[*, >1024]",
+            "length_adaptive: **=recompute where role=attention, op={softmax,dropout,scale,causal_mask,where}, shape=[*, >1024]",
+            "length_adaptive: **=recompute where role=attention, op={matmul,add}, shape=[*, *, *, >1024]",
         ]
     );
     assert_eq!(
@@ -129,34 +175,44 @@ fn a_file_of_rules() {
         Some(Mark::Int8(Int8Spec { group: 32, ..Int8Spec::default() }))
     );
     assert_eq!(mark_of(&policy, &site("embed", "add", &[8, 64])), Some(Mark::Keep));
-    assert_eq!(mark_of(&policy, &site("blocks.0.attn.softmax", "softmax", &[1025, 1025])), Some(Mark::Recompute));
-    assert!(RuleSet::from_toml("", &CONTEXT).unwrap().rules().is_empty());
+    assert_eq!(
+        mark_of(&policy, &Place::new("blocks.0.attn.softmax").value("softmax", &[1025, 1025])),
+        Some(Mark::Recompute)
+    );
+    assert!(RuleSet::from_toml("", &SHAPE).unwrap().rules().is_empty());
 }
 
 #[test]
 fn a_policy_may_be_the_path_of_a_file() {
     let path = format!("{}/rules.toml", env!("CARGO_TARGET_TMPDIR"));
     std::fs::write(&path, FILE).unwrap();
-    assert_eq!(mark_of_path(&parse(&path, &CONTEXT).unwrap(), "blocks.0.mlp.gelu"), None);
-    assert_eq!(parse(&path, &CONTEXT).unwrap().rules().len(), 3);
+    assert_eq!(mark_of_path(&parse(&path, &SHAPE).unwrap(), "blocks.0.mlp.gelu"), None);
+    assert_eq!(parse(&path, &SHAPE).unwrap().rules().len(), 4);
     std::fs::write(&path, "preset = 'selectve'").unwrap();
-    let message = parse(&path, &CONTEXT).unwrap_err().to_string();
+    let message = parse(&path, &SHAPE).unwrap_err().to_string();
     assert!(message.starts_with(&format!("{path}: unknown policy `selectve`, did you mean `selective`?")), "{message}");
-    let message = parse("no/such.toml", &CONTEXT).unwrap_err().to_string();
+    let message = parse("no/such.toml", &SHAPE).unwrap_err().to_string();
     assert!(message.starts_with("no/such.toml: can't read the rules: "), "{message}");
 }
 
 #[test]
 fn wrong_files() {
-    let fields = "expected one of `path`, `mark`, `ids`, `group`, `rounding`, `op`, `min_bytes`, `max_bytes`, `rank`, `shape`, `max_intensity`";
+    let fields = "expected one of `path`, `role`, `output_of`, `mark`, `ids`, `group`, `rounding`, `op`, `min_bytes`, `max_bytes`, `rank`, `shape`, `max_intensity`";
     let second = |text: &str| format!("[[rule]]\npath='a'\nmark='keep'\n[[rule]]\n{text}");
     let in_second = |reason: &str| format!("[[rule]] number 2: {reason}");
     for (text, message) in [
         ("x = 1".to_owned(), "line 1: unknown field `x`, expected one of `preset`, `segments`, `rule`".to_owned()),
         ("\npreset = 3".to_owned(), "line 2: invalid type: integer `3`, expected a string".to_owned()),
         (second("path='b'\nmark='keep'\nmin_byte=3"), in_second(&format!("unknown field `min_byte`, {fields}"))),
-        (second("mark='keep'"), in_second("has neither `path` nor `ids`; write the pattern of the values it is for")),
+        (
+            second("mark='keep'"),
+            in_second("has none of `path`, `role`, `output_of` and `ids`; write the pattern of the values it is for"),
+        ),
         (second("path='b'"), in_second("missing field `mark`")),
+        (
+            second("role='mlp'\nmark='keep'"),
+            in_second("`mlp` is no role; the roles are block, attention, feed_forward, norm, embedding, head"),
+        ),
         (second("mark='keep'\nids=[]"), in_second("`ids` is empty; leave it out, or list numbers")),
         (
             second("path='b'\nmark='recomput'"),
@@ -181,8 +237,8 @@ fn wrong_files() {
             in_second("rule `b`: `~4` does not constrain a dimension; write *, 64, <64, <=64, >64 or >=64"),
         ),
     ] {
-        assert_eq!(RuleSet::from_toml(&text, &CONTEXT).expect_err(&text).to_string(), message);
+        assert_eq!(RuleSet::from_toml(&text, &SHAPE).expect_err(&text).to_string(), message);
     }
-    let syntax = RuleSet::from_toml("[[rule]]\npath = ", &CONTEXT).unwrap_err().to_string();
+    let syntax = RuleSet::from_toml("[[rule]]\npath = ", &SHAPE).unwrap_err().to_string();
     assert!(syntax.starts_with("line 2: ") && !syntax.contains('\n'), "{syntax}");
 }

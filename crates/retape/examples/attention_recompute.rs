@@ -12,13 +12,11 @@ const HEADS: usize = 2;
 const SIZE: usize = 64;
 
 /// softmax(q k^T / sqrt(S)) v on [1, H, T, S], op by op; `mark` on what is as large as the scores.
-fn explicit(q: &Var, k: &Var, v: &Var, mark: Mark) -> Result<Var> {
-    let _scope = q.tape().scope(scope("attn").mark(mark));
-    let mut w = q.matmul(&k.transpose(-2, -1)?)?;
-    w = w.scale(1.0 / (SIZE as f64).sqrt())?;
-    w = w.causal_mask()?;
-    w = w.softmax()?;
-    Ok(w.matmul(v)?)
+fn explicit(q: Var, k: Var, v: Var, mark: Mark) -> Result<Var> {
+    q.within(scope("attn").mark(mark), |q| {
+        let scores = q.matmul(k.transpose(-2, -1)?)?.scale(1.0 / (SIZE as f64).sqrt())?;
+        Ok(scores.causal_mask()?.softmax()?.matmul(v)?)
+    })
 }
 
 /// Seconds of the better of `rounds` steps, and the peak's MiB beyond q, k, v and their gradients.
@@ -39,12 +37,11 @@ fn run(device: &Device, time: usize, rounds: usize, form: &str) -> Result<(f64, 
         let tape = Tape::new(device);
         let (q, k, v) = (tape.leaf(&q)?, tape.leaf(&k)?, tape.leaf(&v)?);
         let out = match form {
-            "tiled" => q.attention(&k, &v, 1.0 / (SIZE as f64).sqrt(), true, 0.0)?,
-            "replayed" => explicit(&q, &k, &v, Mark::Recompute)?,
-            _ => explicit(&q, &k, &v, Mark::Keep)?,
+            "tiled" => q.attention(k, v, 1.0 / (SIZE as f64).sqrt(), true, 0.0)?,
+            "replayed" => explicit(q, k, v, Mark::Recompute)?,
+            _ => explicit(q, k, v, Mark::Keep)?,
         };
         let loss = out.square()?.sum()?;
-        drop(out);
         tape.backward(&loss)?;
         best = best.min(start.elapsed().as_secs_f64());
         peak = device.meter().step_peak() - before;

@@ -47,8 +47,8 @@ impl Rule for SquaredRelu {
     }
 }
 
-fn squared_relu(x: &Var) -> Result<Var> {
-    x.apply(Op::Custom(Rc::new(SquaredRelu)), &[])
+fn squared_relu(x: Var) -> Result<Var> {
+    x.apply(Op::Custom(Rc::new(SquaredRelu)), [])
 }
 
 /// Bytes at the peak of a step on this device.
@@ -58,10 +58,8 @@ fn step(device: &Device) -> Result<u64> {
     device.meter().reset_peak();
     let tape = Tape::new(device);
     let h = tape.leaf(&x)?.scale(0.5)?;
-    let y = squared_relu(&h)?.recompute()?;
-    drop(h);
-    let loss = y.mul(&y)?.sum()?;
-    drop(y);
+    let y = squared_relu(h)?.recompute()?;
+    let loss = y.square()?.sum()?;
     println!("{}", tape.ledger()?);
     tape.backward(&loss)?;
     Ok(device.meter().step_peak())
@@ -70,7 +68,7 @@ fn step(device: &Device) -> Result<u64> {
 fn main() -> Result<()> {
     let device = retape::cpu();
     let x = Tensor::from_slice(&device, &[5], &[-1.5, -0.5, 0.25, 1.0, 2.0])?;
-    let check = check_gradients(&device, &[x], 1, |_, x| Ok(vec![squared_relu(&x[0])?]))?;
+    let check = check_gradients(&device, &[x], 1, |_, x| Ok(vec![squared_relu(x[0].clone())?]))?;
     println!("largest deviation from finite differences: {:.1e}", check.worst());
     assert!(check.worst() < 1e-7);
     let (dry, measured) = (step(&retape::meta())?, step(&device)?);

@@ -6,7 +6,7 @@
 //! `cargo run --release --example variable_lengths [BUDGET_MIB] [LONGEST]`
 
 use retape::nn::{Gpt, GptConfig};
-use retape::policy::{Context, PlanCache, Planner, PlannerOptions, parse};
+use retape::policy::{ModelShape, PlanCache, Planner, PlannerOptions, parse};
 use retape::prelude::*;
 use retape::{DryRun, Trace};
 use std::rc::Rc;
@@ -44,7 +44,7 @@ fn main() -> Result<()> {
 
     let mut plans = PlanCache::new(budget, PlannerOptions::default());
     let for_longest = Planner::new(record(&on_meta, &meta, longest)?, PlannerOptions::default())?.plan(budget)?;
-    let adaptive = Rc::new(parse("length_adaptive", &Context { blocks: config.layers })?);
+    let adaptive = Rc::new(parse("length_adaptive", &ModelShape { blocks: config.layers })?);
     println!("{:>6} | a plan for each | the longest's | length_adaptive  of {} MiB", "length", budget >> 20);
     let mut policies: Vec<[Rc<dyn Policy>; 3]> = Vec::new();
     for &length in &lengths {

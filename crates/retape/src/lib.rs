@@ -38,9 +38,9 @@ pub use retape_policy as policy;
 /// What most programs need, under one `use`.
 pub mod prelude {
     pub use retape_core::{
-        DType, Device, Gradients, Int8Spec, Kind, Ledger, Mark, Policy, Tape, TapeOptions, Tensor, Var, Verify,
-        checkpoint,
+        DType, Device, Gradients, Int8Spec, Kind, Ledger, Mark, Policy, Role, Tape, TapeOptions, Tensor, Var, Verify,
+        scope,
     };
     pub use retape_nn::{AdamW, AdamWConfig, AttentionForm, Gpt, GptConfig, Parameter, Random};
-    pub use retape_policy::{Context, Rule, RuleSet};
+    pub use retape_policy::{ModelShape, Rule, RuleSet};
 }

@@ -297,8 +297,8 @@ fn values_don_t_change() {
     // Not what a tape has been given, what comes from it, or what another handle shows.
     let tape = Tape::new(&device);
     let x = tape.leaf(&making).unwrap();
-    let y = x.scale(2.0).unwrap();
-    let gradients = tape.backward(&y.square().unwrap().sum().unwrap()).unwrap();
+    let y = x.clone().scale(2.0).unwrap();
+    let gradients = tape.backward(&y.clone().square().unwrap().sum().unwrap()).unwrap();
     let gradient = gradients.of(&x).unwrap().clone();
     // The gradient of a parameter that was recorded twice is a sum of its leaves'.
     let (tape, id) = (Tape::new(&device), ParameterId::unique());
@@ -306,7 +306,7 @@ fn values_don_t_change() {
         let tensor = Tensor::full(&device, &[2], DType::F32, value).unwrap();
         tape.parameter(id, &tensor, true).unwrap().square().unwrap().sum().unwrap()
     });
-    let of_both = tape.backward(&twice[0].add(&twice[1]).unwrap()).unwrap();
+    let of_both = tape.backward(&twice[0].clone().add(&twice[1]).unwrap()).unwrap();
     let sum = of_both.parameter(id).unwrap().clone();
     let shared = Tensor::from_slice(&device, &[2], &[1f32, 2.0]).unwrap();
     let cast = shared.cast(DType::F32, Kind::Input).unwrap();

@@ -396,7 +396,7 @@ impl Rule for Faulty {
 /// The op, what is made of it, and a pass: what went wrong, and when.
 fn misuse(h: &Var, x: &Var, fault: Fault) -> (Shows, Option<Error>) {
     let rule = Rc::new(Faulty { fault, runs: Cell::new(0), old_output: RefCell::default() });
-    let recorded = catch_unwind(AssertUnwindSafe(|| h.apply_all(Op::Custom(rule), &[x])));
+    let recorded = catch_unwind(AssertUnwindSafe(|| h.clone().apply_all(Op::Custom(rule), [x.clone()])));
     let outputs = match recorded {
         Err(_) => return (Shows::Recording, Option::None),
         Ok(Err(error)) => return (Shows::Recording, Some(error)),
@@ -409,7 +409,7 @@ fn misuse(h: &Var, x: &Var, fault: Fault) -> (Shows, Option<Error>) {
         if !fault.is_view() {
             y = y.recompute()?;
         }
-        let loss = y.square()?.add(&z.square()?)?.sum()?;
+        let loss = y.clone().square()?.add(&z.clone().square()?)?.sum()?;
         drop((y, z));
         x.tape().ledger()?;
         x.tape().backward_retain(&loss).map(drop)
@@ -425,7 +425,7 @@ fn misuse(h: &Var, x: &Var, fault: Fault) -> (Shows, Option<Error>) {
 fn session(device: &Device, fault: Option<Fault>, mark: Option<Mark>) -> (Vec<Option<Vec<u8>>>, u64) {
     let tape = Tape::with(device, TapeOptions { seed: Some(9), ..TapeOptions::default() });
     let (x, w) = (leaf(&tape, &[4, 6], 1), leaf(&tape, &[6, 6], 2));
-    let h = x.matmul(&w).unwrap().dropout(0.2).unwrap().tanh().unwrap();
+    let h = x.clone().matmul(&w).unwrap().dropout(0.2).unwrap().tanh().unwrap();
     if let Some(mark) = mark {
         h.set_mark(mark).unwrap();
     }
@@ -444,7 +444,7 @@ fn session(device: &Device, fault: Option<Fault>, mark: Option<Mark>) -> (Vec<Op
         }
         assert_eq!(state(), before, "{fault:?} under {mark:?}");
     }
-    let loss = h.mul(&h.dropout(0.3).unwrap()).unwrap().sum().unwrap();
+    let loss = h.clone().mul(&h.clone().dropout(0.3).unwrap()).unwrap().sum().unwrap();
     drop(h);
     let gradients = tape.backward(&loss).unwrap();
     let bytes = [&x, &w].map(|v| gradients.of(v).unwrap().to_bytes().ok()).to_vec();
@@ -473,7 +473,7 @@ fn a_pass_that_a_rule_ends_has_consumed_the_tape() {
         let tape = Tape::new(&device);
         let (a, b) = (leaf(&tape, &[4, 6], 1), leaf(&tape, &[4, 6], 2));
         let rule = Faulty { fault, runs: Cell::new(0), old_output: RefCell::default() };
-        let loss = a.apply(Op::Custom(Rc::new(rule)), &[&b]).unwrap().sum().unwrap();
+        let loss = a.clone().apply(Op::Custom(Rc::new(rule)), [b.clone()]).unwrap().sum().unwrap();
         assert!(!matches!(catch_unwind(AssertUnwindSafe(|| tape.backward(&loss))), Ok(Ok(_))));
         assert!(matches!(tape.backward(&loss), Err(Error::TapeConsumed { .. })), "{fault:?}");
         assert_eq!(tape.saved_bytes(), 0);

@@ -133,68 +133,68 @@ fn pool(d: &mut Draw<'_>) -> Pool {
 }
 
 const CALLS: &[(&str, Call)] = &[
-    ("reshape", |v, d| one(v.any(d).reshape(&d.few(Draw::number)))),
-    ("reshape by sizes", |v, d| one(v.any(d).reshape(&d.few(Draw::size)))),
-    ("permute", |v, d| one(v.any(d).permute(&d.few(Draw::dim)))),
-    ("transpose", |v, d| one(v.any(d).transpose(d.dim(), d.dim()))),
-    ("expand", |v, d| one(v.any(d).expand(&d.few(Draw::number)))),
-    ("expand by sizes", |v, d| one(v.any(d).expand(&d.few(Draw::size)))),
-    ("narrow", |v, d| one(v.any(d).narrow(d.dim(), d.number(), d.size()))),
+    ("reshape", |v, d| one(v.any(d).clone().reshape(&d.few(Draw::number)))),
+    ("reshape by sizes", |v, d| one(v.any(d).clone().reshape(&d.few(Draw::size)))),
+    ("permute", |v, d| one(v.any(d).clone().permute(&d.few(Draw::dim)))),
+    ("transpose", |v, d| one(v.any(d).clone().transpose(d.dim(), d.dim()))),
+    ("expand", |v, d| one(v.any(d).clone().expand(&d.few(Draw::number)))),
+    ("expand by sizes", |v, d| one(v.any(d).clone().expand(&d.few(Draw::size)))),
+    ("narrow", |v, d| one(v.any(d).clone().narrow(d.dim(), d.number(), d.size()))),
     ("narrow_at", |v, d| {
         let device = v.x.tape().device();
         let start = Tensor::from_slice(&device, &[], &[d.number() as i64])?;
-        one(v.any(d).narrow_at(d.dim(), &v.x.tape().constant(&start)?, d.number()))
+        one(v.any(d).clone().narrow_at(d.dim(), &v.x.tape().constant(&start)?, d.number()))
     }),
-    ("split", |v, d| v.any(d).split(d.dim(), &d.few(Draw::size))),
-    ("split_every", |v, d| v.any(d).split_every(d.dim(), d.size())),
-    ("split_every of much", |v, d| v.scalar.expand(&[d.size()])?.split_every(0, d.size())),
-    ("chunk", |v, d| v.any(d).chunk(d.size(), d.dim())),
-    ("chunk of much", |v, d| v.scalar.expand(&[d.size()])?.chunk(d.size(), 0)),
-    ("unbind", |v, d| v.any(d).unbind(d.dim())),
-    ("unbind of much", |v, d| v.scalar.expand(&[d.size()])?.unbind(0)),
-    ("squeeze_dims", |v, d| one(v.any(d).squeeze_dims(&d.few(Draw::dim)))),
-    ("unsqueeze", |v, d| one(v.any(d).unsqueeze(d.dim()))),
-    ("select", |v, d| one(v.any(d).select(d.dim(), d.number()))),
-    ("flatten", |v, d| one(v.any(d).flatten(d.dim(), d.dim()))),
-    ("pad", |v, d| one(v.any(d).pad(&d.few(|d| d.number()), d.float()))),
-    ("pad by pairs", |v, d| one(v.x.pad(&[d.number(), d.number(), d.dim(), d.dim()], d.float()))),
-    ("repeat", |v, d| one(v.any(d).repeat(&d.few(Draw::number)))),
-    ("repeat by sizes", |v, d| one(v.any(d).repeat(&d.few(Draw::size)))),
-    ("roll", |v, d| one(v.any(d).roll(d.number()))),
+    ("split", |v, d| v.any(d).clone().split(d.dim(), &d.few(Draw::size))),
+    ("split_every", |v, d| v.any(d).clone().split_every(d.dim(), d.size())),
+    ("split_every of much", |v, d| v.scalar.clone().expand(&[d.size()])?.split_every(0, d.size())),
+    ("chunk", |v, d| v.any(d).clone().chunk(d.size(), d.dim())),
+    ("chunk of much", |v, d| v.scalar.clone().expand(&[d.size()])?.chunk(d.size(), 0)),
+    ("unbind", |v, d| v.any(d).clone().unbind(d.dim())),
+    ("unbind of much", |v, d| v.scalar.clone().expand(&[d.size()])?.unbind(0)),
+    ("squeeze_dims", |v, d| one(v.any(d).clone().squeeze_dims(&d.few(Draw::dim)))),
+    ("unsqueeze", |v, d| one(v.any(d).clone().unsqueeze(d.dim()))),
+    ("select", |v, d| one(v.any(d).clone().select(d.dim(), d.number()))),
+    ("flatten", |v, d| one(v.any(d).clone().flatten(d.dim(), d.dim()))),
+    ("pad", |v, d| one(v.any(d).clone().pad(&d.few(|d| d.number()), d.float()))),
+    ("pad by pairs", |v, d| one(v.x.clone().pad(&[d.number(), d.number(), d.dim(), d.dim()], d.float()))),
+    ("repeat", |v, d| one(v.any(d).clone().repeat(&d.few(Draw::number)))),
+    ("repeat by sizes", |v, d| one(v.any(d).clone().repeat(&d.few(Draw::size)))),
+    ("roll", |v, d| one(v.any(d).clone().roll(d.number()))),
     ("roll_dims", |v, d| {
         let dims = d.few(Draw::dim);
         let shifts: Vec<isize> = dims.iter().map(|_| d.number()).collect();
-        one(v.any(d).roll_dims(&shifts, &dims))
+        one(v.any(d).clone().roll_dims(&shifts, &dims))
     }),
-    ("flip", |v, d| one(v.any(d).flip(&d.few(Draw::dim)))),
-    ("tril", |v, d| one(v.any(d).tril(d.number()))),
-    ("triu", |v, d| one(v.any(d).triu(d.number()))),
-    ("cat", |v, d| one(v.any(d).cat(&[v.any(d)], d.dim()))),
+    ("flip", |v, d| one(v.any(d).clone().flip(&d.few(Draw::dim)))),
+    ("tril", |v, d| one(v.any(d).clone().tril(d.number()))),
+    ("triu", |v, d| one(v.any(d).clone().triu(d.number()))),
+    ("cat", |v, d| one(v.any(d).clone().cat([v.any(d).clone()], d.dim()))),
     ("cat of much", |v, d| {
-        let much = v.scalar.expand(&[d.size()])?;
-        one(much.cat(&[&much, &much], d.dim()))
+        let much = v.scalar.clone().expand(&[d.size()])?;
+        one(much.clone().cat([much.clone(), much.clone()], d.dim()))
     }),
-    ("stack", |v, d| one(Var::stack(&[&v.x, &v.x], d.dim()))),
-    ("group_norm", |v, d| one(v.any(d).group_norm(d.size(), None, None, d.float()))),
-    ("layer_norm_over", |v, d| one(v.any(d).layer_norm_over(&d.few(Draw::size), None, None, d.float()))),
-    ("cumsum", |v, d| one(v.any(d).cumsum(d.dim()))),
-    ("cumprod", |v, d| one(v.any(d).cumprod(d.dim()))),
-    ("softmax_dim", |v, d| one(v.any(d).softmax_dim(d.dim()))),
-    ("log_softmax", |v, d| one(v.any(d).log_softmax(d.dim()))),
-    ("glu", |v, d| one(v.any(d).glu(d.dim()))),
-    ("sum_dims", |v, d| one(v.any(d).sum_dims(&d.few(Draw::dim), d.flag()))),
-    ("var", |v, d| one(v.any(d).var(&d.few(Draw::dim), d.float(), d.flag()))),
-    ("vector_norm", |v, d| one(v.any(d).vector_norm(d.float(), &d.few(Draw::dim), d.flag()))),
-    ("normalize", |v, d| one(v.any(d).normalize(d.float(), d.dim(), d.float()))),
-    ("max_dim", |v, d| v.any(d).max_dim(d.dim(), d.flag()).map(|(y, at)| vec![y, at])),
-    ("clamp", |v, d| one(v.any(d).clamp(d.float(), d.float()))),
-    ("dropout", |v, d| one(v.any(d).dropout(d.float()))),
-    ("gather", |v, d| one(v.any(d).gather(d.dim(), &v.ids))),
-    ("index_select", |v, d| one(v.any(d).index_select(d.dim(), &v.ids))),
-    ("take_along_dim", |v, d| one(v.any(d).take_along_dim(&v.ids, d.flag().then(|| d.dim())))),
-    ("scatter_add", |v, d| one(v.vector.scatter_add(d.dim(), &v.ids, v.any(d)))),
-    ("index_add", |v, d| one(v.x.index_add(d.dim(), &v.ids, v.any(d), d.float()))),
-    ("embedding_padded", |v, d| one(v.any(d).embedding_padded(&v.ids, d.dim()))),
+    ("stack", |v, d| one(Var::stack([v.x.clone(), v.x.clone()], d.dim()))),
+    ("group_norm", |v, d| one(v.any(d).clone().group_norm(d.size(), None, None, d.float()))),
+    ("layer_norm_over", |v, d| one(v.any(d).clone().layer_norm_over(&d.few(Draw::size), None, None, d.float()))),
+    ("cumsum", |v, d| one(v.any(d).clone().cumsum(d.dim()))),
+    ("cumprod", |v, d| one(v.any(d).clone().cumprod(d.dim()))),
+    ("softmax_dim", |v, d| one(v.any(d).clone().softmax_dim(d.dim()))),
+    ("log_softmax", |v, d| one(v.any(d).clone().log_softmax(d.dim()))),
+    ("glu", |v, d| one(v.any(d).clone().glu(d.dim()))),
+    ("sum_dims", |v, d| one(v.any(d).clone().sum_dims(&d.few(Draw::dim), d.flag()))),
+    ("var", |v, d| one(v.any(d).clone().var(&d.few(Draw::dim), d.float(), d.flag()))),
+    ("vector_norm", |v, d| one(v.any(d).clone().vector_norm(d.float(), &d.few(Draw::dim), d.flag()))),
+    ("normalize", |v, d| one(v.any(d).clone().normalize(d.float(), d.dim(), d.float()))),
+    ("max_dim", |v, d| v.any(d).clone().max_dim(d.dim(), d.flag()).map(|(y, at)| vec![y, at])),
+    ("clamp", |v, d| one(v.any(d).clone().clamp(d.float(), d.float()))),
+    ("dropout", |v, d| one(v.any(d).clone().dropout(d.float()))),
+    ("gather", |v, d| one(v.any(d).clone().gather(d.dim(), &v.ids))),
+    ("index_select", |v, d| one(v.any(d).clone().index_select(d.dim(), &v.ids))),
+    ("take_along_dim", |v, d| one(v.any(d).clone().take_along_dim(&v.ids, d.flag().then(|| d.dim())))),
+    ("scatter_add", |v, d| one(v.vector.clone().scatter_add(d.dim(), &v.ids, v.any(d)))),
+    ("index_add", |v, d| one(v.x.clone().index_add(d.dim(), &v.ids, v.any(d), d.float()))),
+    ("embedding_padded", |v, d| one(v.any(d).clone().embedding_padded(&v.ids, d.dim()))),
     ("index", |v, d| {
         let place = |d: &mut Draw<'_>| match (d.choices)(3) {
             0 => Index::At(d.number()),
@@ -204,18 +204,18 @@ const CALLS: &[(&str, Call)] = &[
             }
             _ => Index::NewAxis,
         };
-        one(v.any(d).index(&d.few(place)))
+        one(v.any(d).clone().index(&d.few(place)))
     }),
-    ("cross_entropy", |v, d| one(v.x.cross_entropy(&v.ids, d.number() as i64))),
+    ("cross_entropy", |v, d| one(v.x.clone().cross_entropy(&v.ids, d.number() as i64))),
     ("conv2d", |v, d| {
         let padding = if d.flag() { Padding::Zeros([d.mostly(0), d.mostly(1)]) } else { Padding::Same };
         let (stride, dilation) = ([d.mostly(1), d.mostly(1)], [d.mostly(1), d.mostly(2)]);
         let groups = d.mostly(2);
-        one(v.images.conv2d(&v.weight, None, Conv { stride, padding, dilation, groups }))
+        one(v.images.clone().conv2d(&v.weight, None, Conv { stride, padding, dilation, groups }))
     }),
     ("conv1d", |v, d| {
-        let x = v.images.select(2, 0)?;
-        let weight = v.weight.select(2, 0)?;
+        let x = v.images.clone().select(2, 0)?;
+        let weight = v.weight.clone().select(2, 0)?;
         let padding = if d.flag() { Padding::Zeros([d.mostly(0)]) } else { Padding::Same };
         one(x.conv1d(
             &weight,
@@ -224,24 +224,30 @@ const CALLS: &[(&str, Call)] = &[
         ))
     }),
     ("conv2d of a large kernel", |v, d| {
-        let weight = v.scalar.expand(&[1, 4, d.mostly(2), d.mostly(2)])?;
+        let weight = v.scalar.clone().expand(&[1, 4, d.mostly(2), d.mostly(2)])?;
         let padding = Padding::Zeros([d.mostly(1), d.mostly(1)]);
-        one(v.images.conv2d(&weight, None, Conv { padding, ..Conv::default() }))
+        one(v.images.clone().conv2d(&weight, None, Conv { padding, ..Conv::default() }))
     }),
-    ("max_pool2d", |v, d| one(v.images.max_pool2d(pool(d)))),
-    ("max_pool2d_with_indices", |v, d| v.images.max_pool2d_with_indices(pool(d)).map(|(y, at)| vec![y, at])),
+    ("max_pool2d", |v, d| one(v.images.clone().max_pool2d(pool(d)))),
+    ("max_pool2d_with_indices", |v, d| v.images.clone().max_pool2d_with_indices(pool(d)).map(|(y, at)| vec![y, at])),
     ("avg_pool2d", |v, d| {
         let fixed = [1, 0, -1, i64::MIN, i64::MAX][(d.choices)(5)];
         let divisor = [PoolDivisor::Inside, PoolDivisor::Padded, PoolDivisor::Fixed(fixed)][(d.choices)(3)];
-        one(v.images.avg_pool2d(pool(d), divisor))
+        one(v.images.clone().avg_pool2d(pool(d), divisor))
     }),
     ("attention_ragged", |v, d| {
-        let q = v.four.select(0, 0)?;
-        one(q.attention_ragged(&q, &q, &d.few(|d| d.mostly(4)), &d.few(|d| d.mostly(4)), AttentionOptions::default()))
+        let q = v.four.clone().select(0, 0)?;
+        one(q.clone().attention_ragged(
+            &q,
+            &q,
+            &d.few(|d| d.mostly(4)),
+            &d.few(|d| d.mostly(4)),
+            AttentionOptions::default(),
+        ))
     }),
     ("scaled_dot_product_attention of many", |v, d| {
-        let q = v.scalar.expand(&[d.size(), 1, 1, 2, 4])?;
-        let k = v.scalar.expand(&[1, d.size(), 1, 2, 4])?;
+        let q = v.scalar.clone().expand(&[d.size(), 1, 1, 2, 4])?;
+        let k = v.scalar.clone().expand(&[1, d.size(), 1, 2, 4])?;
         one(q.scaled_dot_product_attention(
             &k,
             &k,
@@ -250,14 +256,16 @@ const CALLS: &[(&str, Call)] = &[
         ))
     }),
     ("matmul of many", |v, d| {
-        let a = v.scalar.expand(&[d.size(), 1, 2, 3])?;
-        one(a.matmul(&v.scalar.expand(&[1, d.size(), 3, d.mostly(2)])?))
+        let a = v.scalar.clone().expand(&[d.size(), 1, 2, 3])?;
+        one(a.matmul(&v.scalar.clone().expand(&[1, d.size(), 3, d.mostly(2)])?))
     }),
-    ("add of much", |v, d| one(v.scalar.expand(&[d.size(), 1])?.add(&v.scalar.expand(&[1, d.size()])?))),
-    ("contiguous of much", |v, d| one(v.scalar.expand(&d.few(Draw::size))?.contiguous())),
-    ("cast of much", |v, d| one(v.scalar.expand(&d.few(Draw::size))?.cast(DType::F64))),
+    ("add of much", |v, d| {
+        one(v.scalar.clone().expand(&[d.size(), 1])?.add(&v.scalar.clone().expand(&[1, d.size()])?))
+    }),
+    ("contiguous of much", |v, d| one(v.scalar.clone().expand(&d.few(Draw::size))?.contiguous())),
+    ("cast of much", |v, d| one(v.scalar.clone().expand(&d.few(Draw::size))?.cast(DType::F64))),
     ("int8", |v, d| {
-        let y = v.x.scale(2.0)?;
+        let y = v.x.clone().scale(2.0)?;
         y.set_mark(Mark::Int8(Int8Spec {
             group: d.size(),
             rounding: if d.flag() { Rounding::Stochastic } else { Rounding::Nearest },
@@ -304,7 +312,7 @@ fn outcome(device: &Device, call: Call, bytes: &[u8]) -> Result<Vec<Vec<usize>>>
     let shapes = y.iter().map(|y| y.shape().to_vec()).collect();
     let is_small = |y: &&Var| y.shape().iter().fold(1usize, |n, &size| n.saturating_mul(size)) < 10_000;
     for y in y.iter().filter(is_small).filter(|y| y.requires_grad()).take(3) {
-        tape.backward_retain(&y.sum()?)?;
+        tape.backward_retain(&y.clone().sum()?)?;
     }
     Ok(shapes)
 }
@@ -337,14 +345,14 @@ fn extremes_say_what_is_right() {
     let wide = Pool { kernel: [(1 << 63) + 1, 1], ..Pool::new([1, 1]) };
     let dilated = Conv { dilation: [1 << 63, 1], groups: 2, ..Conv::default() };
     let errors = [
-        ("no parts", v.x.chunk(0, 0).err(), "at least one chunk"),
+        ("no parts", v.x.clone().chunk(0, 0).err(), "at least one chunk"),
         ("parts of nothing", v.empty.chunk(usize::MAX, 0).err(), "at most 1048576"),
         ("many parts", v.scalar.expand(&[1usize << 40]).unwrap().split_every(0, 1).err(), "at most 1048576"),
-        ("a wide pool", v.images.max_pool2d(wide).err(), "reaches further"),
-        ("a dilated kernel", v.images.conv2d(&v.weight, None, dilated).err(), "doesn't fit"),
-        ("no groups", v.images.group_norm(0, None, None, 1e-5).err(), "equal groups"),
-        ("far padding", v.x.pad(&[isize::MAX, isize::MAX], 0.0).err(), "63 bits"),
-        ("many repeats", v.x.repeat(&[usize::MAX, 2]).err(), "63 bits"),
+        ("a wide pool", v.images.clone().max_pool2d(wide).err(), "reaches further"),
+        ("a dilated kernel", v.images.clone().conv2d(&v.weight, None, dilated).err(), "doesn't fit"),
+        ("no groups", v.images.clone().group_norm(0, None, None, 1e-5).err(), "equal groups"),
+        ("far padding", v.x.clone().pad(&[isize::MAX, isize::MAX], 0.0).err(), "63 bits"),
+        ("many repeats", v.x.clone().repeat(&[usize::MAX, 2]).err(), "63 bits"),
         ("a huge tensor", Tensor::uninit(&meta(), &[1 << 61], DType::F64, Kind::Input).err(), "64 bits"),
     ];
     for (what, error, words) in errors {
@@ -353,7 +361,7 @@ fn extremes_say_what_is_right() {
     }
     let error = retape_cpu::device_with_threads(usize::MAX).unwrap_err().to_string();
     assert!(error.contains("at most 4096"), "{error}");
-    assert_eq!(v.x.chunk(usize::MAX, 0).unwrap().len(), 3);
+    assert_eq!(v.x.clone().chunk(usize::MAX, 0).unwrap().len(), 3);
     assert_eq!(v.x.split_every(0, usize::MAX).unwrap().len(), 1);
     // A stride and a step longer than all there is give one place.
     let far = Pool { stride: [usize::MAX, usize::MAX], ceil: true, ..Pool::new([2, 2]) };

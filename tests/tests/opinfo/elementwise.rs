@@ -55,7 +55,7 @@ fn run(op: &str, a: &Call) -> Result<Option<Vec<Var>>> {
                 Ok(a.opt_var(place).is_err().then(|| a.float(place)).transpose()?.flatten())
             };
             match (number((1, "min"))?, number((2, "max"))?) {
-                (None, None) => x()?.clamp_between(a.opt_var((1, "min"))?.as_ref(), a.opt_var((2, "max"))?.as_ref()),
+                (None, None) => x()?.clamp_between(a.opt_var((1, "min"))?, a.opt_var((2, "max"))?),
                 (low, high) => x()?.clamp(low.unwrap_or(f64::NEG_INFINITY), high.unwrap_or(f64::INFINITY)),
             }
         }

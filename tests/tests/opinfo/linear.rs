@@ -21,7 +21,7 @@ fn run(op: &str, a: &Call) -> Result<Option<Vec<Var>>> {
         "dot" => one(a.var(0)?.dot(&a.var(1)?)),
         "addmm" => one(a.var(0)?.addmm(&a.var(1)?, &a.var(2)?, factor("beta")?, factor("alpha")?)),
         "baddbmm" => one(a.var(0)?.baddbmm(&a.var(1)?, &a.var(2)?, factor("beta")?, factor("alpha")?)),
-        "linear" => one(a.var(0)?.linear_transposed(&a.var(1)?, a.opt_var((2, "bias"))?.as_ref())),
+        "linear" => one(a.var(0)?.linear_transposed(&a.var(1)?, a.opt_var((2, "bias"))?.clone())),
         _ => Ok(None),
     }
 }

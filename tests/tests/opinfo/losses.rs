@@ -31,8 +31,8 @@ fn run(op: &str, a: &Call) -> Result<Option<Vec<Var>>> {
             let (x, weight) = (x()?, weight()?);
             let dim = if x.shape().len() > 1 { 1 } else { 0 };
             match op {
-                "nll_loss" => one(x.nll_loss(&target()?, weight.as_ref(), dim, spec)),
-                _ => one(x.cross_entropy_with(&target()?, weight.as_ref(), dim, spec)),
+                "nll_loss" => one(x.nll_loss(&target()?, weight.clone(), dim, spec)),
+                _ => one(x.cross_entropy_with(&target()?, weight.clone(), dim, spec)),
             }
         }
         "mse_loss" => one(x()?.mse_loss(&target()?, reduction()?)),
@@ -48,7 +48,6 @@ fn run(op: &str, a: &Call) -> Result<Option<Vec<Var>>> {
         }
         "binary_cross_entropy_with_logits" => {
             let (weight, pos_weight) = (weight()?, a.opt_var("pos_weight")?);
-            let (weight, pos_weight) = (weight.as_ref(), pos_weight.as_ref());
             one(x()?.binary_cross_entropy_with_logits(&target()?, weight, pos_weight, reduction()?))
         }
         _ => Ok(None),

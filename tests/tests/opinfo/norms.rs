@@ -19,17 +19,17 @@ fn run(op: &str, a: &Call) -> Result<Option<Vec<Var>>> {
             let shape = a.sizes((1, "normalized_shape"))?.unwrap_or_default();
             let (weight, bias) = weight_and_bias()?;
             let eps = a.float((4, "eps"))?.unwrap_or(1e-5);
-            one(a.var(0)?.layer_norm_over(&shape, weight.as_ref(), bias.as_ref(), eps))
+            one(a.var(0)?.layer_norm_over(&shape, weight, bias, eps))
         }
         "rms_norm" => {
             let shape = a.sizes((1, "normalized_shape"))?.unwrap_or_default();
-            one(a.var(0)?.rms_norm(&shape, a.opt_var((2, "weight"))?.as_ref(), a.float((3, "eps"))?))
+            one(a.var(0)?.rms_norm(&shape, a.opt_var((2, "weight"))?.clone(), a.float((3, "eps"))?))
         }
         "group_norm" => {
             let groups = a.sizes((1, "num_groups"))?.map_or(0, |g| g[0]);
             let (weight, bias) = weight_and_bias()?;
             let eps = a.float((4, "eps"))?.unwrap_or(1e-5);
-            one(a.var(0)?.group_norm(groups, weight.as_ref(), bias.as_ref(), eps))
+            one(a.var(0)?.group_norm(groups, weight, bias, eps))
         }
         "normalize" => {
             let (p, eps) = (a.float((1, "p"))?.unwrap_or(2.0), a.float((3, "eps"))?.unwrap_or(1e-12));
@@ -45,7 +45,7 @@ fn run(op: &str, a: &Call) -> Result<Option<Vec<Var>>> {
             };
             let mask = a.opt_var((3, "attn_mask"))?;
             let (q, k, v) = (a.var((0, "query"))?, a.var((1, "key"))?, a.var((2, "value"))?);
-            one(q.scaled_dot_product_attention(&k, &v, mask.as_ref(), options))
+            one(q.scaled_dot_product_attention(&k, &v, mask.clone(), options))
         }
         _ => Ok(None),
     }

@@ -27,8 +27,8 @@ fn run(op: &str, a: &Call) -> Result<Option<Vec<Var>>> {
                 Err(_) => one(x.narrow_at(dim, &a.var((2, "start"))?, len)),
             }
         }
-        "cat" => one(Var::concat(&a.vars(0)?.iter().collect::<Vec<_>>(), dim(1, 0)?)),
-        "stack" => one(Var::stack(&a.vars(0)?.iter().collect::<Vec<_>>(), dim(1, 0)?)),
+        "cat" => one(Var::concat(a.vars(0)?, dim(1, 0)?)),
+        "stack" => one(Var::stack(a.vars(0)?, dim(1, 0)?)),
         "split" => {
             let (x, dim, place) = (a.var(0)?, dim(2, 0)?, (1, "split_size_or_sections"));
             let sizes = a.sizes(place)?.unwrap_or_default();

@@ -54,8 +54,8 @@ fn run(op: &str, a: &Call) -> Result<Option<Vec<Var>>> {
         })
     };
     match op {
-        "conv1d" => one(a.var(0)?.conv1d(&a.var((1, "weight"))?, a.opt_var((2, "bias"))?.as_ref(), conv(a)?)),
-        "conv2d" => one(a.var(0)?.conv2d(&a.var((1, "weight"))?, a.opt_var((2, "bias"))?.as_ref(), conv(a)?)),
+        "conv1d" => one(a.var(0)?.conv1d(&a.var((1, "weight"))?, a.opt_var((2, "bias"))?.clone(), conv(a)?)),
+        "conv2d" => one(a.var(0)?.conv2d(&a.var((1, "weight"))?, a.opt_var((2, "bias"))?.clone(), conv(a)?)),
         "max_pool2d" => match a.flag("return_indices")? {
             true => a.var(0)?.max_pool2d_with_indices(pool(3, Some(4), 5)?).map(|(y, indices)| Some(vec![y, indices])),
             false => one(a.var(0)?.max_pool2d(pool(3, Some(4), 5)?)),

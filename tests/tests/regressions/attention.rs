@@ -33,11 +33,11 @@ fn inputs(device: &Device, case: Case, dtype: DType, spread: f64) -> [Tensor; 3]
 }
 
 fn tiled(q: &Var, k: &Var, v: &Var, case: Case) -> Result<Var> {
-    q.attention(k, v, (case.size as f64).powf(-0.5), case.causal, case.dropout)
+    q.clone().attention(k, v, (case.size as f64).powf(-0.5), case.causal, case.dropout)
 }
 
 fn explicit(q: &Var, k: &Var, v: &Var, case: Case) -> Result<Var> {
-    let heads_first = |x: &Var| x.permute(&[0, 2, 1, 3]);
+    let heads_first = |x: &Var| x.clone().permute(&[0, 2, 1, 3]);
     let mut w = heads_first(q)?.matmul(&heads_first(k)?.transpose(-1, -2)?)?.scale((case.size as f64).powf(-0.5))?;
     if case.causal {
         w = w.causal_mask()?;

@@ -6,8 +6,7 @@
 //! C4 (a smaller budget, a larger peak) is for the planner; C9 and C22 also stand in `settling.rs`, by kernel and by bit.
 
 use retape_core::{
-    DType, Device, Error, Int8Spec, Kind, Mark, Policy, Result, Tape, TapeOptions, Tensor, Var, Verify, checkpoint,
-    meta,
+    DType, Device, Error, Int8Spec, Kind, Mark, Policy, Result, Tape, TapeOptions, Tensor, Var, Verify, meta, scope,
 };
 use retape_nn::data::ByteText;
 use retape_nn::{AdamW, AdamWConfig, AttentionForm, Gpt, GptConfig};
@@ -67,14 +66,15 @@ fn c01_c06_c08_side_effects_fire_once() {
     let tape = Tape::new(&device);
     let x = tape.leaf(&random(&device, &[4, 8], 1, DType::F32)).unwrap();
     let (calls, cache) = (Cell::new(0), std::cell::RefCell::new(Vec::new()));
-    let y = checkpoint(&tape, "block", || {
-        let h = x.gelu()?;
-        calls.set(calls.get() + 1); // a running statistic, a counter of an auxiliary loss
-        cache.borrow_mut().push(h.tensor()?); // a key-value cache
-        h.tanh()?.exp()
-    })
-    .unwrap();
-    let loss = y.square().unwrap().sum().unwrap();
+    let y = tape
+        .within(scope("block").mark(Mark::Recompute), || {
+            let h = x.gelu()?;
+            calls.set(calls.get() + 1); // a running statistic, a counter of an auxiliary loss
+            cache.borrow_mut().push(h.tensor()?); // a key-value cache
+            h.tanh()?.exp()
+        })
+        .unwrap();
+    let loss = y.clone().square().unwrap().sum().unwrap();
     drop(y);
     for _ in 0..3 {
         tape.backward_retain(&loss).unwrap();
@@ -184,8 +184,8 @@ fn c10_parameters_of_a_segment_without_input_gradient() {
         let x = tape.constant(&random(&device, &[4, 8], 1, DType::F32)).unwrap();
         let w = tape.leaf(&random(&device, &[8, 8], 2, DType::F32)).unwrap();
         let inside = || x.matmul(&w)?.gelu()?.matmul(&w);
-        let y = if marked { checkpoint(&tape, "segment", inside) } else { inside() }.unwrap();
-        let loss = y.sum().unwrap();
+        let y = if marked { tape.within(scope("segment").mark(Mark::Recompute), inside) } else { inside() }.unwrap();
+        let loss = y.clone().sum().unwrap();
         drop(y);
         tape.backward(&loss).unwrap().of(&w).unwrap().to_bytes().unwrap()
     };
@@ -236,9 +236,9 @@ fn c13_three_readers_one_replay() {
     let tape = Tape::new(&device);
     let x = tape.leaf(&random(&device, &[8, 8], 1, DType::F32)).unwrap();
     let h = x.gelu().unwrap().recompute().unwrap();
-    let readers: Vec<Var> = vec![h.tanh().unwrap(), h.square().unwrap(), h.sin().unwrap()];
+    let readers: Vec<Var> = vec![h.clone().tanh().unwrap(), h.clone().square().unwrap(), h.clone().sin().unwrap()];
     drop(h);
-    let loss = readers[0].mul(&readers[1]).unwrap().mul(&readers[2]).unwrap().sum().unwrap();
+    let loss = readers[0].clone().mul(&readers[1]).unwrap().mul(&readers[2]).unwrap().sum().unwrap();
     drop(readers);
     for pass in 1..=2 {
         tape.backward_retain(&loss).unwrap();
@@ -327,7 +327,7 @@ fn c18_int8_drops_the_full_tensor() {
     let tape = Tape::new(&device);
     let x = tape.leaf(&random(&device, &[64, 64], 1, DType::F32)).unwrap();
     let h = x.scale(2.0).unwrap().int8().unwrap();
-    let loss = h.gelu().unwrap().sum().unwrap();
+    let loss = h.clone().gelu().unwrap().sum().unwrap();
     assert!(tape.ledger().unwrap().lint.iter().any(|l| l.code == "held-by-handle"));
     drop(h);
     let leaf = 64 * 64 * 4;
@@ -347,7 +347,7 @@ fn c19_the_user_sees_exact_values() {
         if let Some(mark) = mark {
             h.set_mark(mark).unwrap();
         }
-        let loss = h.square().unwrap().sum().unwrap();
+        let loss = h.clone().square().unwrap().sum().unwrap();
         tape.backward_retain(&loss).unwrap();
         (h.tensor().unwrap().to_bytes().unwrap(), loss.tensor().unwrap().to_bytes().unwrap())
     };

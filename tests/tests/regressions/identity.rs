@@ -76,7 +76,7 @@ fn owners_may_go_in_any_order() {
             let mut loss: Option<Var> = None;
             for (parameter, values) in &parameters {
                 let p = parameter.var(&tape).unwrap();
-                let term = p.square().unwrap().scale(0.5).unwrap().add(&p.mul(&leaf).unwrap()).unwrap();
+                let term = p.clone().square().unwrap().scale(0.5).unwrap().add(&p.clone().mul(&leaf).unwrap()).unwrap();
                 let term = term.sum().unwrap();
                 loss = Some(match loss {
                     Some(loss) => loss.add(&term).unwrap(),
@@ -152,15 +152,15 @@ fn a_tape_without_a_seed_draws_nothing() {
     };
     {
         let _scope = tape.scope("block");
-        refused("dropout", x.dropout(0.5));
-        refused("attention", x.attention(&x, &x, 0.5, true, 0.1));
-        refused("attention", x.scaled_dot_product_attention(&x, &x, None, options));
-        refused("attention", flat.attention_ragged(&flat, &flat, &[2, 1], &[2, 1], options));
-        let y = x.gelu().unwrap();
+        refused("dropout", x.clone().dropout(0.5));
+        refused("attention", x.clone().attention(&x, &x, 0.5, true, 0.1));
+        refused("attention", x.clone().scaled_dot_product_attention(&x, &x, None, options));
+        refused("attention", flat.clone().attention_ragged(&flat, &flat, &[2, 1], &[2, 1], options));
+        let y = x.clone().gelu().unwrap();
         refused("int8 with stochastic rounding", y.set_mark(stochastic).map(|()| y.clone()));
         // Nothing is drawn here.
-        x.dropout(0.0).unwrap();
-        x.attention(&x, &x, 0.5, true, 0.0).unwrap();
+        x.clone().dropout(0.0).unwrap();
+        x.clone().attention(&x, &x, 0.5, true, 0.0).unwrap();
     }
     assert_eq!(tape.random_counter(), 0);
 
@@ -169,11 +169,11 @@ fn a_tape_without_a_seed_draws_nothing() {
     let by_policy = Tape::with(&device, TapeOptions { policy: Some(Rc::new(policy)), ..TapeOptions::default() });
     for (tape, scope) in [(&tape, Some(stochastic)), (&by_policy, None)] {
         let x = tape.leaf(&random(&device, &[8], 1, DType::F32)).unwrap();
-        let guard = tape.scope("block");
-        let guard = if let Some(mark) = scope { guard.mark(mark) } else { guard };
-        let _y = x.gelu().unwrap().square().unwrap();
+        let block = retape_core::scope("block");
+        let guard = tape.scope(if let Some(mark) = scope { block.mark(mark) } else { block });
+        let _y = x.clone().gelu().unwrap().square().unwrap();
         drop(guard);
-        refused("int8 with stochastic rounding", x.gelu());
+        refused("int8 with stochastic rounding", x.clone().gelu());
         // The next one is at liberty again.
         x.sigmoid().unwrap();
     }
@@ -194,10 +194,10 @@ fn the_mask_is_that_of_the_seed() {
     let x = random(&device, &[1, 32, 1, 8], 1, DType::F32);
     let stochastic = Mark::Int8(Int8Spec { group: 64, rounding: Rounding::Stochastic });
     let draws: [fn(&Var, Mark) -> Result<Var>; 3] = [
-        |x, _| x.dropout(0.5),
-        |x, _| x.attention(x, x, 0.3, false, 0.5),
+        |x, _| x.clone().dropout(0.5),
+        |x, _| x.clone().attention(x, x, 0.3, false, 0.5),
         |x, mark| {
-            let y = x.gelu()?;
+            let y = x.clone().gelu()?;
             y.set_mark(mark)?;
             y.square()
         },

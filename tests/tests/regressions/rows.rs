@@ -56,7 +56,7 @@ fn equal_logits_are_equal_chances() {
                 for smoothing in [0.0, 0.5] {
                     let spec = CrossEntropySpec { smoothing, ..EACH };
                     let (loss, dx) =
-                        run(&[1, n], &x, dtype, |x| x.cross_entropy_with(&targets(x, &[1]), None, 1, spec));
+                        run(&[1, n], &x, dtype, |x| x.clone().cross_entropy_with(&targets(x, &[1]), None, 1, spec));
                     close(&what, &loss, &[entropy], tolerance * entropy);
                     // The even part of the target cancels.
                     let expected: Vec<f64> = at_class.iter().map(|g| g * (1.0 - smoothing)).collect();
@@ -64,19 +64,19 @@ fn equal_logits_are_equal_chances() {
                 }
                 let even = |x: &Var| {
                     let even = floats(&x.tape().device(), &[1, n], &vec![0.25; n], dtype);
-                    x.cross_entropy_with(&x.tape().constant(&even)?, None, 1, EACH)
+                    x.clone().cross_entropy_with(&x.tape().constant(&even)?, None, 1, EACH)
                 };
                 let (loss, dx) = run(&[1, n], &x, dtype, even);
                 close(&what, &loss, &[n as f64 / 4.0 * entropy], tolerance * n as f64 * entropy);
                 close(&what, &dx, &vec![0.0; n], tolerance);
-                let (y, dx) = run(&[1, n], &x, dtype, |x| x.logsumexp(&[1], false));
+                let (y, dx) = run(&[1, n], &x, dtype, |x| x.clone().logsumexp(&[1], false));
                 if dtype == DType::F64 {
                     close(&what, &y, &[logit + entropy], 1e-6);
                 }
                 close(&what, &dx, &vec![chance; n], tolerance);
-                let (y, _) = run(&[1, n], &x, dtype, |x| x.log_softmax(1));
+                let (y, _) = run(&[1, n], &x, dtype, |x| x.clone().log_softmax(1));
                 close(&what, &y, &vec![-entropy; n], tolerance * entropy);
-                let (y, _) = run(&[1, n], &x, dtype, Var::softmax);
+                let (y, _) = run(&[1, n], &x, dtype, |x| x.clone().softmax());
                 close(&what, &y, &vec![chance; n], tolerance);
             }
         }
@@ -87,7 +87,7 @@ fn equal_logits_are_equal_chances() {
 #[test]
 fn a_wide_loss_of_large_logits() {
     for dtype in [DType::F32, DType::BF16] {
-        let (loss, dx) = run(&[1, 4], &[1e8; 4], dtype, |x| x.cross_entropy(&targets(x, &[2]), -100));
+        let (loss, dx) = run(&[1, 4], &[1e8; 4], dtype, |x| x.clone().cross_entropy(&targets(x, &[2]), -100));
         close("loss", &loss, &[4f64.ln()], 1e-6);
         close("gradient", &dx, &[0.25, 0.25, -0.75, 0.25], 1e-6);
     }
@@ -99,19 +99,19 @@ fn what_is_masked_has_no_gradient() {
     let x = [-INF, -INF, -INF, 2.0, -INF, 2.0];
     for dtype in FLOATS {
         let run = |f: &dyn Fn(&Var) -> Result<Var>| run(&[2, 3], &x, dtype, f);
-        let (y, dx) = run(&|x| x.logsumexp(&[1], false));
+        let (y, dx) = run(&|x| x.clone().logsumexp(&[1], false));
         assert_eq!(y[0], -INF, "{dtype}");
         close("log-sum-exp", &dx, &[0.0, 0.0, 0.0, 1.0, 0.0, 1.0], 0.0);
-        let (y, dx) = run(&Var::softmax);
+        let (y, dx) = run(&|x| x.clone().softmax());
         close("softmax", &y, &[0.0, 0.0, 0.0, 0.5, 0.0, 0.5], 0.0);
         close("softmax", &dx, &[0.0, 0.0, 0.0, -0.5, 0.0, 0.5], 0.0);
-        let (y, dx) = run(&|x| x.log_softmax(1));
+        let (y, dx) = run(&|x| x.clone().log_softmax(1));
         close("log-softmax", &y[..3], &[-INF; 3], 0.0);
         close("log-softmax", &dx, &[0.0, 0.0, 0.0, -3.5, 5.0, -1.5], 0.05);
-        let (y, dx) = run(&|x| x.cross_entropy_with(&targets(x, &[0, 2]), None, 1, EACH));
+        let (y, dx) = run(&|x| x.clone().cross_entropy_with(&targets(x, &[0, 2]), None, 1, EACH));
         close("cross-entropy", &y, &[INF, 2f64.ln()], 4e-3);
         close("cross-entropy", &dx, &[0.0, 0.0, 0.0, 1.0, 0.0, -1.0], 0.0);
-        let (y, dx) = run(&|x| x.amax(&[1], false));
+        let (y, dx) = run(&|x| x.clone().amax(&[1], false));
         close("amax", &y, &[-INF, 2.0], 0.0);
         close("amax", &dx, &[1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0, 1.0, 0.0, 1.0], 2e-3);
     }
@@ -123,15 +123,15 @@ fn norms_far_from_one() {
     let row = [0.5, -1.0, 1.5, 0.25, 2.0, -0.75];
     type Norm<'a> = (&'a str, f64, &'a dyn Fn(&Var) -> Result<Var>);
     let norms: [Norm<'_>; 9] = [
-        ("layer_norm", 0.0, &|x| x.layer_norm(None, None, 0.0)),
-        ("rms_norm", 0.0, &|x| x.rms_norm(&[3], None, Some(0.0))),
-        ("group_norm", 0.0, &|x| x.group_norm(1, None, None, 0.0)),
-        ("normalize", 0.0, &|x| x.normalize(2.0, -1, 0.0)),
-        ("normalize by 3", 0.0, &|x| x.normalize(3.0, -1, 0.0)),
-        ("std", 1.0, &|x| x.std(&[-1], 1.0, false)),
-        ("norm 2", 1.0, &|x| x.vector_norm(2.0, &[-1], false)),
-        ("norm 3", 1.0, &|x| x.vector_norm(3.0, &[-1], false)),
-        ("norm 1/2", 1.0, &|x| x.vector_norm(0.5, &[-1], false)),
+        ("layer_norm", 0.0, &|x| x.clone().layer_norm(None, None, 0.0)),
+        ("rms_norm", 0.0, &|x| x.clone().rms_norm(&[3], None, Some(0.0))),
+        ("group_norm", 0.0, &|x| x.clone().group_norm(1, None, None, 0.0)),
+        ("normalize", 0.0, &|x| x.clone().normalize(2.0, -1, 0.0)),
+        ("normalize by 3", 0.0, &|x| x.clone().normalize(3.0, -1, 0.0)),
+        ("std", 1.0, &|x| x.clone().std(&[-1], 1.0, false)),
+        ("norm 2", 1.0, &|x| x.clone().vector_norm(2.0, &[-1], false)),
+        ("norm 3", 1.0, &|x| x.clone().vector_norm(3.0, &[-1], false)),
+        ("norm 1/2", 1.0, &|x| x.clone().vector_norm(0.5, &[-1], false)),
     ];
     for (name, power, f) in norms {
         let (y, dx) = run(&[2, 3], &row, DType::F64, f);
@@ -156,7 +156,7 @@ fn layer_norm_around_1e19() {
     let tape = Tape::new(&device);
     let x = tape.leaf(&floats(&device, &[2, 2], &[1e19, -1e19, 3e-25, 1e-25], DType::F32)).unwrap();
     let [w, b] = [[2.0, 1.0], [0.5, 0.0]].map(|v| tape.leaf(&floats(&device, &[2], &v, DType::F32)).unwrap());
-    let y = x.layer_norm(Some(&w), Some(&b), 1e-5).unwrap();
+    let y = x.clone().layer_norm(Some(w.clone()), Some(b.clone()), 1e-5).unwrap();
     // Of two numbers xhat is +-1, but where eps is all there is.
     close("y", &y.tensor().unwrap().to_f64_vec().unwrap(), &[2.5, -1.0, 0.5, 0.0], 1e-6);
     let gradients = tape.backward(&y.sum().unwrap()).unwrap();
@@ -179,10 +179,10 @@ fn binary_cross_entropy_of_sure_logits() {
             let constant =
                 |values: &[f64]| x.tape().constant(&floats(&x.tape().device(), &[values.len()], values, dtype));
             let weight = constant(&[3.0])?;
-            x.binary_cross_entropy_with_logits(
+            x.clone().binary_cross_entropy_with_logits(
                 &constant(&target)?,
                 None,
-                weighted.then_some(&weight),
+                weighted.then_some(weight.clone()),
                 LossReduction::None,
             )
         });
@@ -243,9 +243,9 @@ fn gradients_of_norms_far_from_0() {
         let leaf = |shape: &[usize], v: &[f64]| tape.leaf(&floats(&device, shape, v, DType::F32)).unwrap();
         let (xs, ws) = (leaf(shape, &x), leaf(&[w.len()], &w));
         let y = if groups == 0 {
-            xs.layer_norm(Some(&ws), None, 1e-5)
+            xs.clone().layer_norm(Some(ws.clone()), None, 1e-5)
         } else {
-            xs.group_norm(groups, Some(&ws), None, 1e-5)
+            xs.clone().group_norm(groups, Some(ws.clone()), None, 1e-5)
         };
         let g_tensor = floats(&device, shape, &g, DType::F32);
         let gradients = tape.backward_from(&[(&y.unwrap(), &g_tensor)], false).unwrap();
@@ -260,7 +260,7 @@ fn gradients_of_norms_far_from_0() {
 #[test]
 fn norms_with_an_infinite_element() {
     for dtype in FLOATS {
-        let run = |x: &[f64; 4], ord: f64| run(&[4], x, dtype, |x| x.vector_norm(ord, &[], false));
+        let run = |x: &[f64; 4], ord: f64| run(&[4], x, dtype, |x| x.clone().vector_norm(ord, &[], false));
         for ord in [1.5, 2.0, 3.0] {
             for infinite in [INF, -INF] {
                 let (y, dx) = run(&[1.0, infinite, -2.0, 0.0], ord);
@@ -288,7 +288,7 @@ fn masked_classes_without_weight() {
         let constant = |x: &Var, v: &[f64]| x.tape().constant(&floats(&x.tape().device(), &[v.len()], v, dtype));
         let weighted = |spec| {
             run(&[1, 3], &x, dtype, move |x| {
-                x.cross_entropy_with(&targets(x, &[1]), Some(&constant(x, &weight)?), 1, spec)
+                x.clone().cross_entropy_with(&targets(x, &[1]), Some(constant(x, &weight)?.clone()), 1, spec)
             })
         };
         let (loss, dx) = weighted(EACH);
@@ -300,20 +300,21 @@ fn masked_classes_without_weight() {
         close(&format!("{dtype}, all spread"), &dx, &[0.5 - 1.0 / 3.0, 0.0, 0.5 - 2.0 / 3.0], 1e-3);
         let (loss, dp) = run(&[1, 3], &[0.5, 0.5, 0.0], dtype, |p| {
             let x = constant(p, &x)?.reshape(&[1, 3])?;
-            x.cross_entropy_with(p, Some(&constant(p, &weight)?), 1, EACH)
+            x.cross_entropy_with(p, Some(constant(p, &weight)?.clone()), 1, EACH)
         });
         close(&format!("{dtype}, distributions"), &loss, &[ln2 / 2.0], 4e-3);
         close(&format!("{dtype}, distributions"), &dp, &[ln2, 0.0, 2.0 * ln2], 4e-3);
         let (loss, dw) = run(&[3], &weight, dtype, |w| {
             let x = constant(w, &[x, x].concat())?.reshape(&[2, 3])?;
             let mean = CrossEntropySpec { reduction: LossReduction::Mean, ..EACH };
-            x.cross_entropy_with(&targets(w, &[1, 0]), Some(w), 1, mean)
+            x.cross_entropy_with(&targets(w, &[1, 0]), Some(w.clone()), 1, mean)
         });
         // s_c / count, less the mean for each row of the class.
         close(&format!("{dtype}, weights"), &loss, &[ln2], 4e-3);
         close(&format!("{dtype}, weights"), &dw, &[0.0, INF, 0.0], 1e-6);
-        let (loss, dx) =
-            run(&[1, 3], &x, dtype, |x| x.nll_loss(&targets(x, &[1]), Some(&constant(x, &weight)?), 1, EACH));
+        let (loss, dx) = run(&[1, 3], &x, dtype, |x| {
+            x.clone().nll_loss(&targets(x, &[1]), Some(constant(x, &weight)?.clone()), 1, EACH)
+        });
         close(&format!("{dtype}, log-probabilities"), &loss, &[0.0], 0.0);
         close(&format!("{dtype}, log-probabilities"), &dx, &[0.0; 3], 0.0);
     }

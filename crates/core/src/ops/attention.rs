@@ -396,7 +396,14 @@ impl Var {
     /// `scale` is usually 1/sqrt(head size); causal alignment is bottom-right; k and v may have fewer heads, each
     /// serving a run of query heads. Backward reads q and k (exactly), v, the output and two numbers a row. With
     /// `dropout > 0` it takes the tape's next random counter.
-    pub fn attention(self, k: impl Into<Var>, v: impl Into<Var>, scale: f64, causal: bool, dropout: f64) -> Result<Var> {
+    pub fn attention(
+        self,
+        k: impl Into<Var>,
+        v: impl Into<Var>,
+        scale: f64,
+        causal: bool,
+        dropout: f64,
+    ) -> Result<Var> {
         super::dropout::check_probability(dropout).map_err(|reason| self.invalid("attention", reason))?;
         let spec = AttentionSpec { scale, causal, window: None, dropout, stream: NO_STREAM };
         self.attend(spec, None, smallvec![k.into(), v.into()])

@@ -393,7 +393,13 @@ impl Var {
 
     /// The negative log-likelihood of class indices under log-probabilities (`self`) with the classes in dimension `dim`.
     /// Backward reads the targets and the weights.
-    pub fn nll_loss(self, target: impl Into<Var>, weight: Option<Var>, dim: isize, spec: CrossEntropySpec) -> Result<Var> {
+    pub fn nll_loss(
+        self,
+        target: impl Into<Var>,
+        weight: Option<Var>,
+        dim: isize,
+        spec: CrossEntropySpec,
+    ) -> Result<Var> {
         let dim = dimension(dim, self.shape().len()).map_err(|reason| self.invalid("nll_loss", reason))?;
         let op = NllLoss { spec, dim, weight: weight.is_some() };
         self.apply(op, std::iter::once(target.into()).chain(weight))

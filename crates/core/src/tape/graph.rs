@@ -5,13 +5,13 @@
 //! may yet be replayed from it.
 
 use super::audit::Fingerprint;
-use super::scope::ScopeFrame;
+use super::scope::{BlockScopes, Blocks, ScopeFrame};
 use super::trace::{Event, Recording};
 use super::{ParameterId, Stats, TapeOptions, Var};
 use crate::kernel::RandomStream;
 use crate::mark::{Decision, Int8Spec, Site};
 use crate::ops::{Op, Saves, Slot, Spec};
-use crate::{Device, Error, Holds, Mark, Result, Tensor};
+use crate::{Device, Error, Holds, Mark, Result, Roles, Tensor};
 use slotmap::{SlotMap, new_key_type};
 use smallvec::{SmallVec, smallvec};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -83,6 +83,12 @@ pub(crate) struct Value {
     pub root: ValueKey,
     pub spec: Spec,
     pub path: Rc<str>,
+    /// Roles of the open scopes around it when it was recorded, or when it last outlived one.
+    pub roles: Roles,
+    /// Roles of the scopes that it outlived.
+    pub output_of: Roles,
+    /// The blocks that its path goes through.
+    pub blocks: BlockScopes,
     /// Handles on this very value.
     pub handles: u32,
     /// On a root: handles on it and on its views.
@@ -193,6 +199,9 @@ pub(crate) struct Graph {
     pub nodes: SlotMap<NodeKey, Node>,
     pub values: SlotMap<ValueKey, Value>,
     pub scopes: Vec<ScopeFrame>,
+    pub blocks: Blocks,
+    /// Of all scopes that were opened.
+    pub roles_opened: Roles,
     pub next_sequence: u64,
     pub next_value: u64,
     pub next_segment: u32,
@@ -225,6 +234,8 @@ impl Graph {
             nodes: SlotMap::with_key(),
             values: SlotMap::with_key(),
             scopes: vec![ScopeFrame::top()],
+            blocks: Blocks::default(),
+            roles_opened: Roles::NONE,
             next_sequence: 0,
             next_value: 0,
             next_segment: 0,
@@ -313,6 +324,9 @@ impl Graph {
             id: v.id,
             path,
             op: node.op_name(),
+            roles: v.roles,
+            output_of: v.output_of,
+            blocks: &v.blocks,
             output: v.output,
             shape: &v.spec.shape,
             dtype: v.spec.dtype,
@@ -344,8 +358,11 @@ impl Graph {
     /// Whether a value of scope `level` may come to be dropped by belonging to a scope further out: until its scopes
     /// close, it may outlive any of them.
     pub fn may_drop_outside(&self, level: usize, site: &Site<'_>) -> bool {
-        (0..level).any(|outer| {
-            let site = Site { path: &self.scopes[outer + 1].path, ..*site };
+        let mut output_of = site.output_of;
+        (0..level).rev().any(|outer| {
+            let (left, roles) = (&self.scopes[outer + 1], self.scopes[outer].roles);
+            output_of = output_of.and(left.role);
+            let site = Site { path: &left.path, roles, output_of, blocks: &left.blocks, ..*site };
             !matches!(self.decide(outer, &site).0, Some(Mark::Keep | Mark::Int8(_)))
         })
     }
@@ -400,6 +417,9 @@ impl Graph {
                 root: ValueKey::default(),
                 spec: spec.clone(),
                 path: path.clone(),
+                roles: self.scopes[level].roles,
+                output_of: Roles::NONE,
+                blocks: self.scopes[level].blocks.clone(),
                 handles: value.visible as u32,
                 root_handles: 0,
                 live: Some(value.tensor),

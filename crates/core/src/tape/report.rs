@@ -1,11 +1,13 @@
 //! The ledger and the lint of a tape.
 
 use super::Tape;
-use super::graph::{Disposition, Graph, MarkSource, NodeKey, Stored, ValueKey};
-use crate::{Error, Kind, Ledger, LedgerEntry, Lint, Mark, Name, Names, Origin, Result, RuleUse};
+use super::graph::{Disposition, Graph, MarkSource, NodeKey, Stored, Value, ValueKey};
+use crate::{Error, Int8Spec, Kind, Ledger, LedgerEntry, Lint, Mark, Name, Names, Origin, PresetInfo, Result, RuleUse};
 use slotmap::SecondaryMap;
 use smallvec::SmallVec;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::rc::Rc;
 
 type Sources = SmallVec<[ValueKey; 2]>;
 
@@ -31,7 +33,8 @@ impl Tape {
     /// On the meta device too: that is a dry run.
     ///
     /// # Errors
-    /// [`Error::RuleMatchedNothing`] for a user's rule that decided for no value so far.
+    /// [`Error::RuleMatchedNothing`] for a user's rule that decided for no value so far, and
+    /// [`Error::PresetMatchedNothing`] for a preset of which no rule did, where no scope has a role.
     pub fn ledger(&self) -> Result<Ledger> {
         let mut graph = self.try_graph("ledger")?;
         graph.check("ledger", None)?;
@@ -64,14 +67,40 @@ impl Graph {
         order
     }
 
-    /// Fails for a user's rule that decided for no value.
+    /// Fails for a user's rule that decided for no value; and for a preset of which no rule did, where no scope has a role.
     pub(super) fn check_rules(&self) -> Result<()> {
         let Some(policy) = &self.options.policy else { return Ok(()) };
         let unused = policy.rules().iter().zip(&self.rule_uses).find(|(r, n)| r.origin == Origin::User && **n == 0);
-        match unused {
-            Some((rule, _)) => Err(Error::RuleMatchedNothing { rule: rule.name.clone() }),
-            None => Ok(()),
+        if let Some((rule, _)) = unused {
+            return Err(Error::RuleMatchedNothing { rule: rule.name.clone() });
         }
+        let unmatched = policy.presets().iter().find(|preset| self.is_unmatched(preset));
+        let Some(preset) = unmatched.filter(|_| self.roles_opened.is_empty()) else { return Ok(()) };
+        let largest = self.largest_saved();
+        // A tape that saves nothing has nothing to mark.
+        let Some((path, _)) = largest.first() else { return Ok(()) };
+        let described: Vec<String> = largest.iter().map(|(path, op)| format!("`{path}` ({op})")).collect();
+        Err(Error::PresetMatchedNothing {
+            preset: preset.name.clone(),
+            looks_for: preset.looks_for.clone(),
+            example: format!("{}=recompute", kind_of(path)),
+            largest: described.join(", "),
+        })
+    }
+
+    /// Whether no rule of a preset decided for any value.
+    fn is_unmatched(&self, preset: &PresetInfo) -> bool {
+        self.rule_uses.get(preset.rules.clone()).is_some_and(|uses| uses.iter().all(|&n| n == 0))
+    }
+
+    /// Paths and ops of the largest values that backward reads and a mark could change, the first of each kind.
+    fn largest_saved(&self) -> Vec<(Rc<str>, &'static str)> {
+        let mut saved: Vec<&Value> =
+            self.roots().map(|key| &self.values[key]).filter(|v| v.reads > 0 && !v.exact).collect();
+        saved.sort_by_key(|v| Reverse(v.spec.bytes()));
+        let mut kinds = HashSet::new();
+        let first = saved.into_iter().filter(|v| kinds.insert(kind_of(&v.path)));
+        first.take(5).map(|v| (v.path.clone(), self.nodes[v.node].op_name())).collect()
     }
 
     fn rule_report(&self) -> Vec<RuleUse> {
@@ -194,6 +223,7 @@ impl Graph {
                 id: v.id,
                 path: v.path.to_string(),
                 op: node.op_name(),
+                roles: v.roles,
                 shape: v.spec.shape.to_vec(),
                 dtype: v.spec.dtype,
                 bytes: v.spec.bytes(),
@@ -234,7 +264,22 @@ impl Graph {
 
     fn lint(&self, ledger: &Ledger) -> Vec<Lint> {
         let mut lint = Vec::new();
-        for rule in ledger.rules.iter().filter(|r| r.values == 0) {
+        let presets = self.options.policy.as_ref().map_or(&[][..], |policy| policy.presets());
+        let unmatched: Vec<&PresetInfo> = presets.iter().filter(|preset| self.is_unmatched(preset)).collect();
+        for preset in &unmatched {
+            lint.push(Lint {
+                code: "preset-matched-nothing",
+                subject: preset.name.clone(),
+                message: format!(
+                    "it is for {}, and decided for no value of this model; {}",
+                    preset.looks_for, preset.advice
+                ),
+            });
+        }
+        for (i, rule) in ledger.rules.iter().enumerate().filter(|(_, r)| r.values == 0) {
+            if unmatched.iter().any(|preset| preset.rules.contains(&i)) {
+                continue;
+            }
             lint.push(Lint {
                 code: "rule-matched-nothing",
                 subject: rule.rule.clone(),
@@ -242,6 +287,7 @@ impl Graph {
             });
         }
         self.lint_savings(&mut lint);
+        self.lint_total(&mut lint);
         self.lint_exact(&mut lint);
         self.lint_holders(&mut lint);
         lint
@@ -258,12 +304,7 @@ impl Graph {
                 (Mark::Keep, _) => continue,
                 (Mark::Recompute, _) => 0,
                 // Not settled yet: what it will take.
-                (Mark::Int8(spec), Stored::Unsettled) => {
-                    let last = v.spec.shape.last().copied().unwrap_or(1).max(1);
-                    let rows = v.spec.len() / last;
-                    let scale = v.spec.dtype.computed_in().size();
-                    (v.spec.len() + scale * rows * last.div_ceil(spec.group.max(1))) as i64
-                }
+                (Mark::Int8(spec), Stored::Unsettled) => v.int8_bytes(spec) as i64,
                 (Mark::Int8(_), _) => v.stored_bytes() as i64,
                 #[allow(unreachable_patterns)] // marks are open to more
                 _ => continue,
@@ -309,6 +350,39 @@ impl Graph {
                 }
             }
         }
+    }
+
+    /// A policy that marks values and saves nothing in all.
+    fn lint_total(&self, lint: &mut Vec<Lint>) {
+        let Some(policy) = &self.options.policy else { return };
+        let (mut marks, mut with, mut without) = (0, 0, 0);
+        for key in self.roots().filter(|&key| !self.nodes[self.values[key].node].is_leaf()) {
+            let v = &self.values[key];
+            let by_rule = matches!(v.source, MarkSource::Rule(_)) && !matches!(v.mark, Some(Mark::Keep));
+            marks += u64::from(by_rule && !v.exact);
+            without += if v.reads > 0 { v.spec.bytes() } else { 0 };
+            with += match (&v.stored, v.mark) {
+                // What it will take.
+                (Stored::Unsettled, mark) if v.reads + v.recipes > 0 => match (self.disposition(key), mark) {
+                    (Disposition::Full, _) => v.spec.bytes(),
+                    (Disposition::Quantize, Some(Mark::Int8(spec))) => v.int8_bytes(spec),
+                    _ => 0,
+                },
+                _ => v.stored_bytes(),
+            };
+        }
+        if marks == 0 || with < without {
+            return;
+        }
+        let presets: Vec<&str> = policy.presets().iter().map(|preset| preset.name.as_str()).collect();
+        lint.push(Lint {
+            code: "policy-saves-nothing",
+            subject: if presets.is_empty() { "policy".into() } else { presets.join(", ") },
+            message: format!(
+                "with all marks the tape stores {with} bytes, and {without} without any; set another policy: this one's \
+                 values aren't saved, or replaying them takes values as large"
+            ),
+        });
     }
 
     /// Rules that cover what no mark can change, and int8 that an exact reader refuses.
@@ -380,8 +454,25 @@ impl Graph {
     }
 }
 
+impl Value {
+    /// Bytes that it takes as int8.
+    fn int8_bytes(&self, int8: Int8Spec) -> u64 {
+        let last = self.spec.shape.last().copied().unwrap_or(1).max(1);
+        let rows = self.spec.len() / last;
+        let scale = self.spec.dtype.computed_in().size();
+        (self.spec.len() + scale * rows * last.div_ceil(int8.group.max(1))) as u64
+    }
+}
+
+/// What the paths of values of repeated layers have in common: a star for each segment that is a number.
+fn kind_of(path: &str) -> String {
+    let star = |segment| if str::parse::<u64>(segment).is_ok() { "*" } else { segment };
+    path.split('.').map(star).collect::<Vec<_>>().join(".")
+}
+
 #[cfg(test)]
 mod tests {
+    use crate::scope;
     use crate::{DType, Mark, Result, Tape, Tensor, Var, meta};
 
     /// Nodes that the ledger walks over, and FLOPs and depth of the last link's replay, for a chain of `links` links.
@@ -390,7 +481,7 @@ mod tests {
         let tape = Tape::new(&device);
         let x = tape.leaf(&Tensor::full(&device, &[4, 4], DType::F32, 0.0).unwrap()).unwrap();
         let _scope = tape.scope(scope("all").mark(Mark::Recompute));
-        let shared = x.exp().unwrap();
+        let shared = x.clone().exp().unwrap();
         let mut h = x.gelu().unwrap();
         for _ in 0..links {
             h = link(&h, &shared).unwrap();
@@ -412,11 +503,11 @@ mod tests {
     fn replay_costs_of_branching_chains_take_linear_time() {
         type Link = fn(&Var, &Var) -> Result<Var>;
         let links: [(&str, u64, Link); 5] = [
-            ("residual", 2, |h, _| h.tanh()?.add(h)),
-            ("squared", 1, |h, _| h.mul(h)),
-            ("two branches", 4, |h, _| h.tanh()?.mul(&h.exp()?.sigmoid()?)),
-            ("with one value shared by all", 1, |h, shared| h.mul(shared)),
-            ("residual, with one value shared by all", 3, |h, shared| h.tanh()?.mul(shared)?.add(h)),
+            ("residual", 2, |h, _| h.clone().tanh()?.add(h)),
+            ("squared", 1, |h, _| h.clone().mul(h)),
+            ("two branches", 4, |h, _| h.clone().tanh()?.mul(&h.clone().exp()?.sigmoid()?)),
+            ("with one value shared by all", 1, |h, shared| h.clone().mul(shared)),
+            ("residual, with one value shared by all", 3, |h, shared| h.clone().tanh()?.mul(shared)?.add(h)),
         ];
         for (name, nodes, link) in links {
             let (few, flops, depth) = walked(50, link);

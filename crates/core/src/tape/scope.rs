@@ -3,9 +3,50 @@
 use super::graph::{Graph, MarkSource, Stored, ValueKey};
 use super::trace::Event;
 use super::{Tape, Var};
-use crate::{Mark, Role};
+use crate::{BlockScope, Mark, Role, Roles, ScopeSite};
+use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::rc::Rc;
+
+pub(crate) type BlockScopes = SmallVec<[BlockScope; 2]>;
+
+/// The scopes of role block that a tape has opened.
+#[derive(Debug, Default)]
+pub(crate) struct Blocks {
+    /// Which block of its parent the block of each path is.
+    indices: HashMap<String, usize>,
+    /// How many there are by the parent's path.
+    counts: HashMap<String, usize>,
+}
+
+impl Blocks {
+    /// Numbers the block of this path, unless it has its number.
+    fn open(&mut self, path: &str) {
+        if path.is_empty() || self.indices.contains_key(path) {
+            return;
+        }
+        let parent = path.rsplit_once('.').map_or("", |(parent, _)| parent);
+        let count = self.counts.entry(parent.to_string()).or_default();
+        self.indices.insert(path.to_string(), *count);
+        *count += 1;
+    }
+
+    /// Adds the blocks that this path goes through to those that its first `known` bytes go through.
+    fn extend(&self, of_parent: &mut BlockScopes, path: &str, known: usize) {
+        if self.indices.is_empty() {
+            return;
+        }
+        let ends = path.match_indices('.').map(|(at, _)| at).chain([path.len()]);
+        // The parent itself may have become a block: reopened, with a role.
+        for end in ends.filter(|&end| end >= known) {
+            if let Some(&index) = self.indices.get(&path[..end])
+                && of_parent.last().is_none_or(|block| block.end < end)
+            {
+                of_parent.push(BlockScope { end, index });
+            }
+        }
+    }
+}
 
 /// An open scope.
 #[derive(Debug)]
@@ -17,6 +58,10 @@ pub(crate) struct ScopeFrame {
     /// The path that a layer's scope was opened with.
     layer: Option<String>,
     pub role: Option<Role>,
+    /// Roles of this scope and those around it.
+    pub roles: Roles,
+    /// The blocks that its path goes through.
+    pub blocks: BlockScopes,
     pub mark: Option<Mark>,
     /// The innermost segment scope, this one included.
     pub segment: Option<u32>,
@@ -34,6 +79,8 @@ impl ScopeFrame {
             path: String::new(),
             layer: None,
             role: None,
+            roles: Roles::NONE,
+            blocks: BlockScopes::new(),
             mark: None,
             segment: None,
             is_segment: false,
@@ -72,6 +119,7 @@ impl ScopeFrame {
 /// A scope covers the values made inside that don't outlive it: one whose handle is still held when the scope closes (its
 /// output) belongs to the scope around it, by path (it bears the closed scope's path) and by mark.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use = "a scope is described, not opened; give it to `Tape::scope` or to `within`"]
 pub struct Scope {
     name: String,
     of_layer: bool,
@@ -186,13 +234,20 @@ impl ScopeGuard {
         let name = graph.name_of(&scope);
         let parent = graph.scopes.last().expect("the top scope never closes");
         let path = parent.path_of(name);
-        let segment = parent.segment;
-        let is_segment = scope.segment || graph.options.policy.as_ref().is_some_and(|p| p.is_segment(&path));
+        let (segment, known) = (parent.segment, parent.path.len());
+        let (roles, mut blocks) = (parent.roles.and(scope.role), parent.blocks.clone());
+        if scope.role == Some(Role::Block) {
+            graph.blocks.open(&path);
+        }
+        graph.blocks.extend(&mut blocks, &path, known);
+        graph.roles_opened = graph.roles_opened.and(scope.role);
+        let site = ScopeSite { path: &path, role: scope.role, blocks: &blocks };
+        let is_segment = scope.segment || graph.options.policy.as_ref().is_some_and(|p| p.is_segment(&site));
         graph.next_scope += 1;
         let id = graph.next_scope;
         let layer = scope.of_layer.then(|| scope.name.clone());
-        let mut frame =
-            ScopeFrame { id, path, layer, role: scope.role, mark: scope.mark, segment, ..ScopeFrame::top() };
+        let (role, mark) = (scope.role, scope.mark);
+        let mut frame = ScopeFrame { id, path, layer, role, roles, blocks, mark, segment, ..ScopeFrame::top() };
         if is_segment {
             frame.segment = Some(graph.next_segment);
             frame.is_segment = true;
@@ -247,6 +302,11 @@ fn close(graph: &mut Graph) {
             continue;
         }
         let unsettled = matches!(value.stored, Stored::Unsettled);
+        let (roles, output_of) = (graph.scopes[level].roles, value.output_of.and(frame.role));
+        let value = &mut graph.values[key];
+        (value.roles, value.output_of) = (roles, output_of);
+        value.blocks.clone_from(&frame.blocks);
+        let value = &graph.values[key];
         if is_root && !value.exact && unsettled && value.source != MarkSource::Value && !graph.mark_is_fixed(key) {
             graph.count_rule(graph.values[key].source, -1);
             graph.assign_mark(key, level, &frame.path);

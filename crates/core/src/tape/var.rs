@@ -8,13 +8,73 @@ use crate::layout::Shape;
 use crate::mark::{Int8Spec, Rounding};
 use crate::ops::Op;
 use crate::{DType, Error, Mark, Result, Tensor};
+use slotmap::Key;
 use std::collections::BTreeMap;
 use std::fmt;
-use slotmap::Key;
 use std::rc::Rc;
 
 /// A value on a tape: a counted handle. When the last handle of a value (and of the views of it) goes, the tape stores,
-/// quantizes, drops or frees it. Release handles early; `let h = f(&h)?` keeps the old one to the end of its block.
+/// quantizes, drops or frees it.
+///
+/// # The last use ends a handle
+///
+/// Ops take their operands by value, so `let h = h.relu()?` lets go of the old value. To use a value again, give a clone (a
+/// counted handle, no copy of numbers) or a reference where an op takes `impl Into<Var>`, and the value itself at the end:
+///
+/// ```
+/// # use retape_core::{DType, Result, Tape, Tensor, Var, meta};
+/// # fn f(x: Var) -> Result<Var> { x.gelu() }
+/// # let device = meta();
+/// # let tape = Tape::new(&device);
+/// # let x = tape.leaf(&Tensor::full(&device, &[4, 4], DType::F32, 0.0)?)?;
+/// let y = f(x.clone())?;
+/// let x = x.add(y)?; // a residual
+/// let x = (&x * &x)?; // two uses; also `x.square()?` and `x.clone().mul(x)?`
+/// let x = (1.0 - x)?.exp()?.recompute()?; // a mark in the same statement is in time
+/// # Ok::<(), retape_core::Error>(())
+/// ```
+///
+/// What an op was given by value ends when the op has been recorded, the first operand first. It *settles* when the tape is
+/// next used, before that call allocates; marks and facts of the op's results and views of them don't count. An op that
+/// fails records nothing and takes no random number. What it was given by value is dropped: to try again, give clones.
+///
+/// # What the compiler says
+///
+/// *Use of moved value*: an earlier line has ended `x`. Give that line `x.clone()` or, as an argument, `&x`.
+///
+/// ```compile_fail,E0382
+/// # use retape_core::{Result, Var};
+/// fn residual(x: Var) -> Result<Var> {
+///     let y = x.gelu()?; // remedy: x.clone().gelu()?
+///     x.add(y)
+/// }
+/// ```
+///
+/// *Cannot move out of `*x`*: an op would end a value that is only borrowed. Call it on `x.clone()`, or take `x: Var`.
+///
+/// ```compile_fail,E0507
+/// # use retape_core::{Result, Var};
+/// fn activation(x: &Var) -> Result<Var> {
+///     x.gelu() // remedy: x.clone().gelu()
+/// }
+/// ```
+///
+/// *Type annotations needed* for `None`: a function of your own takes an `Option` of any type that becomes a `Var`, and
+/// `None` doesn't say which. Take `Option<Var>`, as ops do; then `None` is enough, and a bias that is used again is
+/// `Some(bias.clone())`.
+///
+/// ```compile_fail,E0283
+/// # use retape_core::{Result, Var};
+/// fn shifted(x: Var, bias: Option<impl Into<Var>>) -> Result<Var> { // remedy: bias: Option<Var>
+///     match bias {
+///         Some(bias) => x.add(bias),
+///         None => Ok(x),
+///     }
+/// }
+/// fn plain(x: Var) -> Result<Var> {
+///     shifted(x, None)
+/// }
+/// ```
 pub struct Var {
     pub(super) tape: Tape,
     pub(super) key: ValueKey,

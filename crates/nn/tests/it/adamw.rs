@@ -102,7 +102,7 @@ fn in_place_or_copied() {
     let before = seen.to_f64_vec().unwrap();
     let tape = Tape::new(&device);
     let x = w.var(&tape).unwrap();
-    let loss = x.mul(&x).unwrap().sum().unwrap();
+    let loss = x.clone().mul(&x).unwrap().sum().unwrap();
     optimizer.step(&g, 1.0).unwrap();
     assert_ne!(address(), first, "held by a tape and a user: replaced");
     assert_eq!(seen.to_f64_vec().unwrap(), before);

@@ -123,16 +123,16 @@ fn paths() {
     assert_eq!(
         paths(one(AttentionForm::Flash)),
         [
-            "embed",
-            "blocks.0.ln_1",
-            "blocks.0.attn.c_attn",
-            "blocks.0.attn.attention",
-            "blocks.0.add",
-            "blocks.0.ln_2",
-            "blocks.0.mlp.c_fc",
-            "blocks.0.mlp.gelu",
-            "blocks.0",
-            "ln_f",
+            "transformer.embed",
+            "transformer.h.0.ln_1",
+            "transformer.h.0.attn.c_attn",
+            "transformer.h.0.attn.attention",
+            "transformer.h.0.add",
+            "transformer.h.0.ln_2",
+            "transformer.h.0.mlp.c_fc",
+            "transformer.h.0.mlp.gelu",
+            "transformer.h.0",
+            "transformer.ln_f",
             "lm_head",
         ]
     );
@@ -140,7 +140,12 @@ fn paths() {
     let attention: Vec<&String> = explicit.iter().filter(|p| p.contains(".attn.")).collect();
     assert_eq!(
         attention,
-        ["blocks.0.attn.c_attn", "blocks.0.attn.softmax", "blocks.0.attn.dropout", "blocks.0.attn.merge"]
+        [
+            "transformer.h.0.attn.c_attn",
+            "transformer.h.0.attn.softmax",
+            "transformer.h.0.attn.dropout",
+            "transformer.h.0.attn.merge"
+        ]
     );
 }
 
@@ -165,7 +170,10 @@ fn wrong_inputs() {
     assert_eq!(run(&floats, &x).to_string(), "Gpt: tokens must be i64[batch, time], got f32[2, 6]");
     let outside = Tensor::full(&device, &[2, 6], DType::I64, 11.0).unwrap();
     let error = run(&outside, &x).to_string();
-    assert!(error.contains("`embed.embedding`") && error.contains("id 11 at position 0 is outside"), "{error}");
+    assert!(
+        error.contains("`transformer.wte.embedding`") && error.contains("id 11 at position 0 is outside"),
+        "{error}"
+    );
     let error = run(&x, &outside).to_string();
     assert!(error.contains("`loss.cross_entropy`") && error.contains("target 11 in row 0"), "{error}");
     let elsewhere = tokens(&retape_cpu::device(), &[2, 6], 11);

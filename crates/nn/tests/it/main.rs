@@ -1,6 +1,7 @@
 //! Tests of the crate, one binary.
 
 mod adamw;
+mod builder;
 mod checkpoint;
 mod clip;
 mod config;

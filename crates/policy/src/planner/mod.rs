@@ -52,8 +52,8 @@ pub struct PlannerOptions {
     pub costs: CostModel,
     /// Whether values may be stored as int8; only exact marks without.
     pub int8: Option<Int8Use>,
-    /// Marks alone: no plan makes segments of repeated scopes (those whose last name is a number), which the smallest peaks
-    /// of deep models need.
+    /// Marks alone: no plan makes segments of repeated scopes (those of role block, and those whose last name is a number), which
+    /// the smallest peaks of deep models need.
     pub without_segments: bool,
 }
 

@@ -1,7 +1,10 @@
 //! A plan, as a policy and as a file of rules.
 
 use super::graph::{Draft, Graph, like};
-use retape_core::{Decision, Ledger, Lint, Mark, Origin, Policy, Rounding, RuleInfo, Site, Trace};
+use crate::glob::{Candidates, Glob};
+use retape_core::{
+    Decision, Ledger, Lint, Mark, Origin, Policy, PresetInfo, Rounding, RuleInfo, ScopeSite, Site, Trace,
+};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -78,8 +81,8 @@ impl Plan {
             let key = (like(&planned.path), planned.op, planned.shape.clone(), mark);
             groups.entry(key).or_default().push(planned.id);
         }
-        if self.policy.segments {
-            text += &format!("segments = [\"{SEGMENTS}\"]\n");
+        if !self.policy.segments.is_empty() {
+            text += &format!("segments = {SEGMENTS:?}\n");
         }
         // In the order of the first value of each.
         let mut groups: Vec<_> = groups.into_iter().collect();
@@ -101,7 +104,11 @@ impl Policy for Plan {
         self.policy.rules()
     }
 
-    fn is_segment(&self, scope: &str) -> bool {
+    fn presets(&self) -> &[PresetInfo] {
+        self.policy.presets()
+    }
+
+    fn is_segment(&self, scope: &ScopeSite<'_>) -> bool {
         self.policy.is_segment(scope)
     }
 
@@ -110,8 +117,8 @@ impl Policy for Plan {
     }
 }
 
-/// The scopes that a plan makes segments of.
-const SEGMENTS: &str = "**.[0-9]*";
+/// The scopes that a plan makes segments of: blocks, and where nothing has a role, what goes by a number.
+const SEGMENTS: [&str; 2] = ["**.blocks.*", "**.[0-9]*"];
 
 /// Marks by the number of the value, under what the trace was recorded with.
 #[derive(Debug)]
@@ -120,7 +127,7 @@ pub(super) struct PlanMarks {
     given_marks: Vec<PlannedMark>,
     /// By number, with the op that the value is of and its shape.
     marks: Vec<Option<(&'static str, Vec<usize>, Mark)>>,
-    segments: bool,
+    segments: Vec<Glob>,
     rules: Vec<RuleInfo>,
 }
 
@@ -141,7 +148,9 @@ impl PlanMarks {
         let given_marks = given_marks.collect();
         let mut rules = given.as_ref().map_or(Vec::new(), |policy| policy.rules().to_vec());
         rules.push(RuleInfo { name: "plan".into(), origin: Origin::Preset });
-        PlanMarks { given, given_marks, marks, segments: draft.segments, rules }
+        let globs = SEGMENTS.iter().filter(|_| draft.segments);
+        let segments = globs.map(|glob| Glob::new(glob).expect("these patterns are valid")).collect();
+        PlanMarks { given, given_marks, marks, segments, rules }
     }
 
     fn planned(&self, id: u64) -> Option<&(&'static str, Vec<usize>, Mark)> {
@@ -163,9 +172,14 @@ impl Policy for PlanMarks {
         &self.rules
     }
 
-    fn is_segment(&self, scope: &str) -> bool {
-        let repeated = || scope.rsplit('.').next().is_some_and(|name| name.starts_with(|c: char| c.is_ascii_digit()));
-        self.segments && repeated() || self.given.as_ref().is_some_and(|policy| policy.is_segment(scope))
+    fn presets(&self) -> &[PresetInfo] {
+        self.given.as_ref().map_or(&[], |policy| policy.presets())
+    }
+
+    fn is_segment(&self, scope: &ScopeSite<'_>) -> bool {
+        let paths = Candidates::new(scope.path, || scope.aliases());
+        self.segments.iter().any(|glob| paths.any(glob))
+            || self.given.as_ref().is_some_and(|policy| policy.is_segment(scope))
     }
 
     /// Values of other ops or shapes than planned: the tape records something else.

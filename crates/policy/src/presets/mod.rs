@@ -1,7 +1,7 @@
 //! The presets, one file each, and the table from which the command line, help and tests take them.
 //!
-//! They know a model by the scopes of its values: `blocks.{i}` for the repeated part, with `attn` and `mlp` inside, at any
-//! depth (`encoder.blocks.0.mlp.gelu`). A model with other names is marked by rules of its own.
+//! They know a model by the roles of its scopes and by ops, never by names, so they are for any model whose scopes have roles.
+//! `blocks.{i}` in their patterns is the `i`-th scope of role block, see [`Rule`].
 
 mod balanced;
 mod flash_ffn;
@@ -47,13 +47,13 @@ pub const PRESETS: &[Preset] = &[
     },
     Preset {
         name: "selective_ffn",
-        about: "recompute the feed-forward network's hidden activations from its kept input",
+        about: "recompute all inside the feed-forward network from its kept input",
         arguments: &[],
         build: |_, _| selective_ffn(),
     },
     Preset {
         name: "selective",
-        about: "selective_attention and selective_ffn, and recompute the blocks' layer norms",
+        about: "selective_attention and selective_ffn, and recompute the blocks' norms",
         arguments: &[],
         build: |_, _| selective(),
     },
@@ -99,9 +99,9 @@ pub const PRESETS: &[Preset] = &[
             name: "every",
             about: "blocks per segment; the default is the square root of the number of blocks, rounded up",
             least: 1,
-            default: |context| sqrt_n::sqrt_rounded_up(context.blocks).max(1),
+            default: |shape| sqrt_n::sqrt_rounded_up(shape.blocks).max(1),
         }],
-        build: |args, context| sqrt_n(args[0], context.blocks),
+        build: |args, shape| sqrt_n(args[0], shape.blocks),
     },
 ];
 
@@ -113,8 +113,8 @@ fn group_of(group: usize) -> Int8Spec {
 
 /// What presets need to know of the model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Context {
-    /// How many scopes `blocks.{i}` it has.
+pub struct ModelShape {
+    /// How many scopes of role block it has; where those have several parents, the most that one has.
     pub blocks: usize,
 }
 
@@ -128,7 +128,7 @@ pub struct Preset {
     /// Its arguments.
     pub arguments: &'static [Argument],
     /// Takes a value for each argument, in their order.
-    build: fn(&[usize], &Context) -> RuleSet,
+    build: fn(&[usize], &ModelShape) -> RuleSet,
 }
 
 /// An argument of a preset, a whole number.
@@ -141,17 +141,17 @@ pub struct Argument {
     /// The smallest value that it takes.
     pub least: usize,
     /// The value if none is given.
-    pub default: fn(&Context) -> usize,
+    pub default: fn(&ModelShape) -> usize,
 }
 
 impl Preset {
     /// The policy, with arguments in the form `name=value`.
-    fn parse<'a>(&self, arguments: impl Iterator<Item = &'a str>, context: &Context) -> Result<RuleSet> {
+    fn parse<'a>(&self, arguments: impl Iterator<Item = &'a str>, shape: &ModelShape) -> Result<RuleSet> {
         let mut given = vec![None; self.arguments.len()];
         for text in arguments {
             let wrong = |reason| Error::InvalidArgument { policy: self.name, argument: text.to_owned(), reason };
             let (name, value) = text.split_once('=').unwrap_or((text, ""));
-            let at = self.arguments.iter().position(|a| a.name == name).ok_or_else(|| wrong(self.usage(context)))?;
+            let at = self.arguments.iter().position(|a| a.name == name).ok_or_else(|| wrong(self.usage(shape)))?;
             if given[at].is_some() {
                 return Err(wrong("is given twice".to_owned()));
             }
@@ -159,15 +159,15 @@ impl Preset {
             let value = value.parse().ok().filter(|&value: &usize| value >= least);
             given[at] = Some(value.ok_or_else(|| wrong(format!("write {name}=N with a whole number N >= {least}")))?);
         }
-        let values = self.arguments.iter().zip(given).map(|(a, given)| given.unwrap_or_else(|| (a.default)(context)));
-        Ok((self.build)(&values.collect::<Vec<_>>(), context))
+        let values = self.arguments.iter().zip(given).map(|(a, given)| given.unwrap_or_else(|| (a.default)(shape)));
+        Ok((self.build)(&values.collect::<Vec<_>>(), shape))
     }
 
-    fn usage(&self, context: &Context) -> String {
+    fn usage(&self, shape: &ModelShape) -> String {
         match self.arguments {
             [] => "this policy takes no arguments".to_owned(),
             some => {
-                let some: Vec<_> = some.iter().map(|a| format!("{}={}", a.name, (a.default)(context))).collect();
+                let some: Vec<_> = some.iter().map(|a| format!("{}={}", a.name, (a.default)(shape))).collect();
                 format!("this policy takes {} (the default)", some.join(", "))
             }
         }
@@ -175,11 +175,11 @@ impl Preset {
 }
 
 /// The preset that `spec` names, with its arguments: `length_adaptive:threshold=1024`.
-pub fn preset(spec: &str, context: &Context) -> Result<RuleSet> {
+pub fn preset(spec: &str, shape: &ModelShape) -> Result<RuleSet> {
     let mut parts = spec.split(':');
     let name = parts.next().unwrap_or_default();
     match PRESETS.iter().find(|preset| preset.name == name) {
-        Some(preset) => preset.parse(parts, context),
+        Some(preset) => preset.parse(parts, shape),
         None => Err(Error::UnknownPolicy { name: name.to_owned(), nearest: nearest(name) }),
     }
 }
@@ -210,4 +210,9 @@ fn edit_distance(a: &str, b: &str) -> usize {
 /// A rule of a preset.
 fn rule(pattern: &str, mark: Mark) -> Rule {
     Rule::new(pattern, mark).expect("the patterns of presets are valid")
+}
+
+/// As [`rule`], for results of the ops of this pattern.
+fn rule_of_op(pattern: &str, op: &str, mark: Mark) -> Rule {
+    rule(pattern, mark).op(op).expect("the patterns of presets are valid")
 }

@@ -1,13 +1,29 @@
-use super::rule;
+use super::rule_of_op;
 use crate::{Rule, RuleSet};
-use retape_core::Mark;
+use retape_core::{Mark, Role};
 
 /// Recomputes the values of explicit attention that grow with the square of the sequence, from the kept q, k and v
 /// (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models"). Tiled attention has none.
+///
+/// They are known by their ops, inside scopes of role attention. `softmax`, `dropout`, `scale`, `causal_mask` and `where` (a
+/// mask) make scores of scores, however many dimensions those have. `matmul` and `add` make projections too, so theirs
+/// count from four dimensions on: scores have one for the heads, and a projection of `[batch, time, width]` doesn't.
+/// What else has four is cheap to make again from what is kept: scaled or rotated q and k. The context also has; mostly
+/// nothing reads it but the copy that joins the heads, and then it isn't stored, marked or not.
+/// The sum of a projection and its bias, dropout after the last one and such are outputs of the scope, not inside.
 pub fn selective_attention() -> RuleSet {
-    RuleSet::preset("selective_attention", rules())
+    RuleSet::preset("selective_attention", rules("*")).looking_for("selective_attention", LOOKS_FOR, ADVICE)
 }
 
-pub(super) fn rules() -> [Rule; 1] {
-    [rule("**.attn.{scores,scale,causal_mask,softmax,dropout}", Mark::Recompute)]
+pub(super) const LOOKS_FOR: &str = "scores, softmax and dropout of explicit attention inside scopes of role attention";
+pub(super) const ADVICE: &str = "give attention this role: `scope(\"attn\").role(Role::Attention)`; tiled attention stores \
+                                 none of these values, so set selective_ffn for a model that has it";
+
+/// The rules, where the last dimension is so.
+pub(super) fn rules(last: &str) -> [Rule; 2] {
+    let by_op = |op, dims: &[&str]| {
+        let rule = rule_of_op("**", op, Mark::Recompute).role(Role::Attention);
+        rule.shape(dims.iter().copied()).expect("the dimensions of presets are valid")
+    };
+    [by_op("{softmax,dropout,scale,causal_mask,where}", &["*", last]), by_op("{matmul,add}", &["*", "*", "*", last])]
 }

@@ -15,6 +15,11 @@ pub fn sqrt_n(every: usize, blocks: usize) -> RuleSet {
     let inside = rule("**.blocks.*.**", Mark::Recompute);
     RuleSet::preset("sqrt_n", keep.chain(recompute).chain([inside]))
         .with_segments(Glob::new("**.blocks.*").expect("the patterns of presets are valid"))
+        .looking_for(
+            "sqrt_n",
+            "scopes of role block and what lies inside them",
+            "give what the model repeats this role: `scope(\"h.0\").role(Role::Block)`",
+        )
 }
 
 /// The smallest whole number whose square is at least `n`.

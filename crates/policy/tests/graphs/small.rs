@@ -49,18 +49,18 @@ impl SmallGraph {
             let alike = values.iter().rev().filter(|v| v.shape() == x.shape());
             let other = alike.skip(1).nth(any % 3).unwrap_or(x);
             let y = match op {
-                0 => x.gelu()?,
-                1 => x.softmax()?,
-                2 => x.tanh()?,
-                3 => x.square()?,
-                4 => x.mul(other)?,
-                5 => x.add(other)?,
-                6 => x.layer_norm(None, None, 1e-5)?,
+                0 => x.clone().gelu()?,
+                1 => x.clone().softmax()?,
+                2 => x.clone().tanh()?,
+                3 => x.clone().square()?,
+                4 => x.clone().mul(other)?,
+                5 => x.clone().add(other)?,
+                6 => x.clone().layer_norm(None, None, 1e-5)?,
                 _ => {
                     let width = x.shape()[1];
                     let of_width = self.weights.iter().filter(|w| w.shape()[0] == width);
                     let weight = of_width.clone().nth(at).expect("there is one of each width for each op");
-                    x.matmul(&tape.leaf(weight)?)?
+                    x.clone().matmul(&tape.leaf(weight)?)?
                 }
             };
             // An old handle goes now and then, as in a model; the others when forward ends.
