@@ -358,7 +358,8 @@ fn a_number_of_a_dry_run_is_an_error_that_says_what_to_do() {
     let error = dry.unwrap_err();
     assert!(matches!(error, Error::NoNumbers { .. }), "{error}");
     let error = error.to_string();
-    for part in ["item of `norm.sum`", "meta", "dry run", "Branch on shapes", "outside the closure", "measure on a device"]
+    for part in
+        ["item of `norm.sum`", "meta", "dry run", "Branch on shapes", "outside the closure", "measure on a device"]
     {
         assert!(error.contains(part), "{part}: {error}");
     }

@@ -6,7 +6,7 @@ use retape_core::{
 use retape_cpu::device_with_threads;
 use retape_nn::data::ByteText;
 use retape_nn::{Gpt, GptConfig, Parameter};
-use retape_policy::{Context, presets::preset};
+use retape_policy::{ModelShape, presets::preset};
 use std::rc::Rc;
 
 fn cpu() -> Device {
@@ -43,9 +43,15 @@ fn step(device: &Device, policy: Option<Rc<dyn Policy>>, forward: Forward<'_>) -
     Step { peak: device.meter().step_peak(), saved, fingerprint, between, replayed_flops, quantize_traffic }
 }
 
-/// A trace of the closure on a meta device takes what the closure takes on the CPU; so does the closure itself, the first
-/// time too, unless it makes tensors by itself.
-fn check(name: &str, cpu: &Device, policy: Option<Rc<dyn Policy>>, makes_tensors: bool, forward: Forward<'_>) -> Device {
+/// A trace of the closure on a meta device takes what the closure takes on the CPU; so does the closure itself, the
+/// first time too, unless it makes tensors by itself.
+fn check(
+    name: &str,
+    cpu: &Device,
+    policy: Option<Rc<dyn Policy>>,
+    makes_tensors: bool,
+    forward: Forward<'_>,
+) -> Device {
     let measured = step(cpu, policy.clone(), forward);
     let meta = meta();
     if !makes_tensors {
@@ -81,7 +87,7 @@ fn a_model_of_the_cpu() {
         let parameters = cpu.meter().live_of(Kind::Parameter);
         let mut meta = None;
         for name in ["none", "full_per_layer", "int8_all"] {
-            let policy = preset(name, &Context { blocks: config.layers }).unwrap();
+            let policy = preset(name, &ModelShape { blocks: config.layers }).unwrap();
             let device = check(&format!("{dtype} {name}"), &cpu, Some(Rc::new(policy)), false, &forward);
             assert_eq!(device.meter().live_of(Kind::Parameter), parameters);
             assert_eq!(device.meter().live_of(Kind::Input), cpu.meter().live_of(Kind::Input));
@@ -194,7 +200,8 @@ fn devices_and_their_storages_are_apart() {
     }
 }
 
-/// An optimizer replaces parameters between recordings; a frozen one stays without a gradient; the same one on two tapes.
+/// An optimizer replaces parameters between recordings; a frozen one stays without a gradient; the same one on two
+/// tapes.
 #[test]
 fn parameters() {
     let (cpu, meta) = (cpu(), meta());
@@ -248,8 +255,8 @@ fn a_trace_keeps_what_stands_for_its_inputs() {
     assert_eq!(meta.meter().live(), 0);
 }
 
-/// Tensors that forward makes on the CPU: used at once or later, for long or not, views of them, and inputs that it gets
-/// to own and lets go of.
+/// Tensors that forward makes on the CPU: used at once or later, for long or not, views of them, and inputs that it
+/// gets to own and lets go of.
 #[test]
 fn what_forward_makes_on_the_cpu() {
     let cpu = cpu();
