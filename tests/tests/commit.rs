@@ -1,7 +1,7 @@
 //! State that layers change: collected on the tape, applied by `commit`, and left alone by dry runs and measuring.
 
 use retape_core::{
-    DType, Device, Error, Kind, Mark, Policy, Site, StateId, Tape, TapeOptions, Tensor, Trace, Var, meta,
+    DType, Device, Error, Kind, Mark, Policy, RuleInfo, Site, StateId, Tape, TapeOptions, Tensor, Trace, Var, meta,
 };
 use retape_nn::{Parameter, Result, State};
 use std::cell::{Cell, RefCell};
@@ -111,6 +111,10 @@ impl Model {
 struct All(Mark);
 
 impl Policy for All {
+    fn rules(&self) -> &[RuleInfo] {
+        &[]
+    }
+
     fn mark(&self, _: &Site<'_>) -> Option<retape_core::Decision> {
         Some(retape_core::Decision { mark: self.0, rule: 0 })
     }
