@@ -255,9 +255,12 @@ impl Trace {
     /// Runs `forward` once on a tape of the meta device `device`, noting what it tells the tape, up to the loss that it
     /// returns. Where there is a `policy`, its marks count as given: a run's policy can't overrule them.
     ///
+    /// `forward` may be over a model of any device: a tape of the meta device takes its tensors by their shapes. What it
+    /// takes is counted as theirs, see [`Tape::leaf`]. No state is committed.
+    ///
     /// What `forward` leaves behind counts too: a value whose handle it has put away, or whose tensor, is held through
-    /// backward. Tensors that it makes and that become leaves count from there until they are let go of. Other tensors
-    /// are no part of a trace.
+    /// backward. Tensors that it makes and that become leaves count from there until they are let go of, which is seen
+    /// at the tape's next call. Other tensors are no part of a trace.
     ///
     /// # Errors
     /// [`Error::DeviceMismatch`] on a device that computes, whatever `forward` returns, and [`Error::NoGradient`] where the
