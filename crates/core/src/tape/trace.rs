@@ -29,8 +29,8 @@ pub(crate) enum Event {
     /// A handle on a parameter's leaf once more.
     Reopen(u64),
     Op(Rc<Op>, SmallVec<[u64; 3]>),
-    /// The last handle went.
-    Release(u64),
+    /// The last handles of these went, all before any was quantized.
+    Release(SmallVec<[u64; 3]>),
     /// The user has a value's tensor, and holds it until [`LetGo`](Event::LetGo).
     Take(u64),
     /// The user holds a tensor no more, by the value that it was taken from or put on the tape as.
@@ -536,7 +536,12 @@ impl Trace {
                     let (template, leaves) = &self.templates[*index];
                     made.insert(*index, (template.make(&self.device)?, *leaves));
                 }
-                Event::Release(id) => drop(handles.get_mut(*id as usize).and_then(Option::take)),
+                Event::Release(ids) => {
+                    let gone = ids.iter().filter_map(|&id| handles.get_mut(id as usize).and_then(Option::take));
+                    let gone: SmallVec<[ValueKey; 3]> = gone.map(Var::into_key).collect();
+                    tape.settle_operands();
+                    tape.let_go(gone);
+                }
                 Event::Mark(id, mark) => held(&handles, *id)?.set_mark(*mark)?,
                 Event::Pause => tape.0.paused.update(|open| open + 1),
                 Event::Resume => tape.0.paused.update(|open| open - 1),
