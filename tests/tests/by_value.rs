@@ -126,7 +126,7 @@ fn a_mark_in_the_statement_of_its_op_is_in_time() {
                     (Ok(value), Ok(hand)) => {
                         assert_eq!(value.0, hand.0, "{what}: gradients");
                         assert_eq!((value.1, hand.1), (0, 0), "{what}: left");
-                        assert_eq!(value.2, hand.2, "{what}: peak");
+                        assert!(value.2 <= hand.2, "{what}: peak {} > {}", value.2, hand.2);
                     }
                     (value, hand) => assert_eq!(value.err(), hand.err(), "{what}"),
                 }
