@@ -3,7 +3,8 @@
 use super::audit::Fingerprint;
 use super::graph::{Disposition, Graph, NodeKey, Quantized, Stored, ValueKey};
 use super::pass::Pass;
-use super::{dequantize, is_view_of, quantize};
+use super::record::is_view_of;
+use super::{dequantize, quantize};
 use crate::ops::Spec;
 use crate::{Error, Holds, Int8Spec, Kind, Mark, Moment, Phase, Result, Tensor};
 use smallvec::SmallVec;
