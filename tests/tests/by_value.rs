@@ -126,7 +126,7 @@ fn a_mark_in_the_statement_of_its_op_is_in_time() {
                     (Ok(value), Ok(hand)) => {
                         assert_eq!(value.0, hand.0, "{what}: gradients");
                         assert_eq!((value.1, hand.1), (0, 0), "{what}: left");
-                        assert_eq!(value.2, hand.2, "{what}: peak");
+                        assert!(value.2 <= hand.2, "{what}: peak {} > {}", value.2, hand.2);
                     }
                     (value, hand) => assert_eq!(value.err(), hand.err(), "{what}"),
                 }
@@ -302,7 +302,6 @@ fn composites() -> Vec<Composite> {
         ("cumsum of a scalar", s(&[&[]]), |mut x| x.remove(0).cumsum(0)),
         ("softmax_dim", s(&[&[3, 4]]), |mut x| x.remove(0).softmax_dim(0)),
         ("log_softmax", s(&[&[3, 4]]), |mut x| x.remove(0).log_softmax(0)),
-        ("max_dim of a scalar", s(&[&[]]), |mut x| Ok(x.remove(0).max_dim(0, false)?.0)),
         ("masked_fill", s(&[&[3, 4]]), |mut x| {
             let mask = Tensor::from_slice(&x[0].tape().device(), &[4], &[true, false, true, false])?;
             let mask = x[0].tape().constant(&mask)?;
@@ -311,7 +310,6 @@ fn composites() -> Vec<Composite> {
         ("reshape that copies", s(&[&[3, 4]]), |mut x| x.remove(0).transpose(0, 1)?.reshape(&[12])),
         ("flatten that copies", s(&[&[3, 4]]), |mut x| x.remove(0).transpose(0, 1)?.flatten(0, -1)),
         ("select", s(&[&[3, 4]]), |mut x| x.remove(0).exp()?.select(0, 1)),
-        ("unbind", s(&[&[3, 4]]), |mut x| Ok(x.remove(0).exp()?.unbind(0)?.swap_remove(1))),
         ("attention_ragged", s(&[&[5, 2, 4], &[5, 2, 4], &[5, 2, 4]]), |x| {
             let [q, k, v] = take(x);
             q.attention_ragged(k, v, &[2, 3], &[2, 3], AttentionOptions::default())
@@ -338,7 +336,8 @@ impl MapTwo for [Var; 2] {
     }
 }
 
-/// The same for methods that record several ops: however they end, in a view or not, the mark is in time.
+/// The same for methods that record several ops: however they end, in a view or not, the mark is in time. (Of several results
+/// all must be held until then: to drop one is a use of the tape.)
 #[test]
 fn a_mark_on_the_result_of_several_ops_is_in_time() {
     let device = retape_cpu::device_with_threads(1).unwrap();

@@ -353,7 +353,7 @@ fn a_late_recompute_names_the_input_that_is_gone() {
     let x = leaf(&tape, &[4], 1);
     let y = {
         let a = x.clone().scale(2.0).unwrap();
-        a.add(&x).unwrap()
+        a.clone().add(&x).unwrap()
     };
     let error = y.set_mark(Mark::Recompute).unwrap_err();
     assert!(matches!(error, Error::MarkTooLate { .. }));
@@ -462,7 +462,7 @@ fn a_dead_value_is_not_stored_first() {
     let tape = Tape::new(&device);
     let x = tape.leaf(&Tensor::from_slice(&device, &[2], &[1000.0f32, 1.0]).unwrap()).unwrap();
     // exp reads its output, which holds an infinity.
-    drop(x.exp().unwrap().int8().unwrap());
+    drop(x.clone().exp().unwrap().int8().unwrap());
     assert_eq!((tape.node_count(), tape.stats().quantized), (1, 0));
     assert!(tape.ledger().is_ok(), "nothing was parked");
 }
@@ -503,7 +503,7 @@ fn deep_graphs_need_no_stack() {
     let device = cpu();
     let tape = Tape::new(&device);
     let x = leaf(&tape, &[2], 1);
-    let mut y = x.scale(1.0).unwrap();
+    let mut y = x.clone().scale(1.0).unwrap();
     for _ in 0..200_000 {
         y = y.scale(1.0).unwrap();
     }
@@ -947,7 +947,7 @@ fn a_leaf_given_away_is_in_the_ledger() {
     let tape = Tape::new(&device);
     let x = leaf(&tape, &[4, 4], 1);
     let mask = tape.constant(&random(&device, &[4, 4], 2, DType::F32)).unwrap();
-    let _loss = x.mul(&mask).unwrap().sum().unwrap();
+    let _loss = x.clone().mul(&mask).unwrap().sum().unwrap();
     drop(mask);
     let ledger = tape.ledger().unwrap();
     assert_eq!((ledger.values.len(), ledger.values[0].op, ledger.values[0].stored_bytes), (1, "leaf", 64), "{ledger}");

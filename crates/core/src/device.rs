@@ -7,8 +7,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
-/// A number that this process gives out once, larger than those before. As an id: an address won't do, it comes back when
-/// its owner is dropped. As a time: it orders what happens on several devices.
+/// A number that this process gives out once, larger than those before. As an id: an address won't do, it comes back
+/// when its owner is dropped. As a time: it orders what happens on several devices.
 pub(crate) fn unique() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)

@@ -60,3 +60,21 @@ impl Tensor {
         Ok(Cow::Owned(self.in_storage(storage)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{DType, Tape, Tensor, meta};
+
+    /// Each dry run may be on a new meta device: a model holds the last one's only.
+    #[test]
+    fn those_of_devices_that_are_gone_go() {
+        let x = Tensor::full(&meta(), &[4], DType::F32, 0.0).unwrap();
+        let kept = meta();
+        for _ in 0..5 {
+            Tape::new(&kept).leaf(&x).unwrap();
+            Tape::new(&meta()).leaf(&x).unwrap();
+        }
+        assert_eq!(x.storage().stand_ins().list().len(), 2);
+        assert_eq!(kept.meter().live(), 16);
+    }
+}

@@ -185,8 +185,8 @@ pub enum Error {
         /// What is wrong, and near names.
         reason: String,
     },
-    /// A parameter was to be replaced by a tensor of another shape, dtype or device.
-    #[error("parameter `{name}` is {expected}, it can't become {found}")]
+    /// A parameter or a state was to be replaced by a tensor of another shape, dtype or device.
+    #[error("`{name}` is {expected}, it can't become {found}")]
     WrongReplacement {
         /// The parameter.
         name: String,

@@ -5,8 +5,8 @@ use retape_core::{DType, Device, Kind, StateId, Tape, Tensor, Var};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// State of a layer: a running mean, a cache. A shared cell with a tensor, as a [`Parameter`](crate::Parameter), but no
-/// gradient. A forward pass says what it becomes with [`set_later`](State::set_later); [`Tape::commit`] applies that after
-/// the step. A tape that isn't committed leaves it as it was, and so does a dry run.
+/// gradient. A forward pass says what it becomes with [`set_later`](State::set_later); [`Tape::commit`] applies that
+/// after the step. A tape that isn't committed leaves it as it was, and so does a dry run.
 ///
 /// Its bytes are counted as [`Kind::Parameter`]: it is the model's own memory from step to step, which a step's budget
 /// doesn't cover. What waits for the commit belongs to the step until then.
@@ -122,8 +122,8 @@ impl State {
         })?)
     }
 
-    /// Replaces the tensor at once, as when a checkpoint is loaded: by one of the same dtype and device, and the same shape
-    /// unless it is [`growing`](State::growing).
+    /// Replaces the tensor at once, as when a checkpoint is loaded: by one of the same dtype and device, and the same
+    /// shape unless it is [`growing`](State::growing).
     pub fn set(&self, tensor: Tensor) -> Result<()> {
         let mut current = self.write();
         self.check(&current, tensor.shape(), tensor.dtype(), tensor.device())?;

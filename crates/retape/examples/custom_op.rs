@@ -31,10 +31,8 @@ impl Rule for SquaredRelu {
     }
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
         let (exec, g) = (cx.exec(0), cx.grad0());
-        let x = cx.saved(Slot::In(0))?;
-        let out = exec.empty(x.shape(), x.dtype())?;
-        exec.run(Kernel::Unary { f: Unary::Relu, x: &x, out: &out })?;
-        drop(x);
+        let out = exec.empty(g.shape(), g.dtype())?;
+        exec.run(Kernel::Unary { f: Unary::Relu, x: &cx.saved(Slot::In(0))?, out: &out })?;
         exec.run(Kernel::Unary { f: Unary::Scale(2.0), x: &out, out: &out })?;
         exec.run(Kernel::Binary { f: Binary::Mul, a: &out, b: &g, out: &out })?;
         cx.set(0, out);

@@ -35,12 +35,12 @@ impl fmt::Debug for Change {
 }
 
 impl Tape {
-    /// Collects what a state becomes: [`commit`](Tape::commit) calls `apply` with the value's tensor. Of several values for
-    /// one state the last counts.
+    /// Collects what a state becomes: [`commit`](Tape::commit) calls `apply` with the value's tensor. Of several values
+    /// for one state the last counts.
     ///
-    /// The tensor holds no history and has no gradient. It lives, and is counted, until it is applied or the tape goes. A
-    /// view, a parameter, an input or another state is copied here, so that the state gets a tensor of its own. `apply`
-    /// can't fail: check what may be wrong before.
+    /// The tensor holds no history and has no gradient. It lives, and is counted, until it is applied or the tape goes.
+    /// A view, a parameter, an input or another state is copied here, so that the state gets a tensor of its own.
+    /// `apply` can't fail: check what may be wrong before.
     ///
     /// # Errors
     /// [`Error::OtherTape`] for a value of another tape, [`Error::TapeConsumed`] after `backward`.
@@ -82,20 +82,20 @@ impl Tape {
         tensor.map(|tensor| self.constant(&tensor)).transpose()
     }
 
-    /// Collects a change that is no tensor's, a position say: [`commit`](Tape::commit) runs `apply`. It can't fail: check
-    /// what may be wrong before. A value of this tape in it would keep the tape alive; take its tensor.
+    /// Collects a change that is no tensor's, a position say: [`commit`](Tape::commit) runs `apply`. It can't fail:
+    /// check what may be wrong before. A value of this tape in it would keep the tape alive; take its tensor.
     pub fn on_commit(&self, apply: impl FnOnce() + 'static) -> Result<()> {
         self.try_graph("on_commit")?.check("on_commit", None)?;
         self.0.changes.borrow_mut().push(Change::Other(Box::new(apply)));
         Ok(())
     }
 
-    /// Applies what was collected, in that order, each change once. Usually after `backward`, which leaves it waiting; a
-    /// tape that is dropped instead changes nothing.
+    /// Applies what was collected, in that order, each change once. Usually after `backward`, which leaves it waiting;
+    /// a tape that is dropped instead changes nothing.
     ///
     /// # Errors
-    /// Nothing is applied where this fails: [`Error::DryRun`] on the meta device, or an error that the tape kept for its
-    /// next call.
+    /// Nothing is applied where this fails: [`Error::DryRun`] on the meta device, or an error that the tape kept for
+    /// its next call.
     pub fn commit(&self) -> Result<()> {
         let mut graph = self.try_graph("commit")?;
         if let Some(error) = graph.parked.take() {

@@ -14,7 +14,7 @@ use crate::ops::{Op, Saves, Slot, Spec};
 use crate::{Device, Error, Holds, Mark, Result, Roles, Tensor};
 use slotmap::{SlotMap, new_key_type};
 use smallvec::{SmallVec, smallvec};
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 new_key_type! {
@@ -210,7 +210,7 @@ pub(crate) struct Graph {
     pub marked_before: u64,
     pub consumed: bool,
     /// Handles that the latest op was given by value, in order: they go when the tape is next used.
-    pub ended: VecDeque<ValueKey>,
+    pub ended: SmallVec<[ValueKey; 3]>,
     /// The node of the values that the latest op made, or viewed.
     latest: Option<NodeKey>,
     /// An error of a settling in `Drop`, returned by the next call.
@@ -242,7 +242,7 @@ impl Graph {
             next_scope: 0,
             marked_before: 0,
             consumed: false,
-            ended: VecDeque::new(),
+            ended: SmallVec::new(),
             latest: None,
             parked: None,
             parameters: HashMap::new(),
@@ -283,8 +283,7 @@ impl Graph {
     /// Takes the handles that an op was given by value: they go when the tape is next used. `output` is one of its outputs.
     pub fn end_operands(&mut self, operands: SmallVec<[Var; 3]>, output: ValueKey) {
         self.latest = Some(self.values[self.root(output)].node);
-        // The last first, as locals go: a weight that was cast for this op is freed before its input is stored as int8.
-        self.ended.extend(operands.into_iter().rev().map(Var::into_key));
+        self.ended.extend(operands.into_iter().map(Var::into_key));
     }
 
     /// Whether this value, or what it is a view of, is of the latest op, whose operands haven't settled yet.

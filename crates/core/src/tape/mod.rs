@@ -206,7 +206,7 @@ impl Tape {
             let next = self.0.dropped.borrow_mut().pop();
             let Some(value) = next else { return Ok(graph) };
             drop(graph);
-            self.let_go(value);
+            self.let_go([value]);
         }
         Err(Error::Reentrant { what })
     }
@@ -229,11 +229,11 @@ impl Tape {
 
     /// Lets go of the handles that the latest op was given by value.
     fn settle_operands(&self) {
-        while let Ok(mut graph) = self.0.graph.try_borrow_mut()
-            && let Some(value) = graph.ended.pop_front()
-        {
-            drop(graph);
-            self.let_go(value);
+        let Ok(mut graph) = self.0.graph.try_borrow_mut() else { return };
+        let ended = std::mem::take(&mut graph.ended);
+        drop(graph);
+        if !ended.is_empty() {
+            self.let_go(ended);
         }
     }
 
@@ -552,19 +552,18 @@ impl Tape {
         match self.try_graph("drop") {
             Ok(graph) => {
                 drop(graph);
-                self.let_go(value);
+                self.let_go([value]);
             }
             Err(_) => self.0.dropped.borrow_mut().push(value),
         }
     }
 
-    fn let_go(&self, value: ValueKey) {
+    /// Handles go, in order, all before any of their values is quantized.
+    fn let_go(&self, values: impl IntoIterator<Item = ValueKey>) {
         let Ok(mut graph) = self.0.graph.try_borrow_mut() else { return };
-        let pending = graph.release_handle(value);
+        let pending = graph.release_handles(values);
         drop(graph);
-        if let Some(pending) = pending {
-            self.quantize(pending);
-        }
+        pending.into_iter().for_each(|pending| self.quantize(pending));
     }
 }
 

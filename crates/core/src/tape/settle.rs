@@ -9,6 +9,7 @@ use super::graph::{Disposition, Graph, NodeKey, PendingQuantize, Quantized, Stor
 use super::trace::Event;
 use crate::ops::Spec;
 use crate::{Error, Holds, Mark, Result, Tensor};
+use smallvec::SmallVec;
 
 impl Graph {
     pub(super) fn count_handle(&mut self, value: ValueKey, change: i32) {
@@ -46,14 +47,26 @@ impl Graph {
         true
     }
 
-    /// One handle less: nodes that nothing uses any more leave the tape, and with its last handle the root settles.
-    pub fn release_handle(&mut self, value: ValueKey) -> Option<PendingQuantize> {
-        let v = self.values.get_mut(value)?;
-        v.handles -= 1;
-        let (root, node, last, id) = (v.root, v.node, v.handles == 0, v.id);
-        if last {
-            self.tell(|_| Event::Release(id));
+    /// One handle less on each of these values, in order. What is to be quantized is for the caller, when all have gone: so a
+    /// weight that was cast for an op is free before the op's input is stored as int8.
+    pub fn release_handles(&mut self, values: impl IntoIterator<Item = ValueKey>) -> Vec<PendingQuantize> {
+        let mut handles: SmallVec<[(ValueKey, bool); 3]> = SmallVec::new();
+        let mut gone = SmallVec::new();
+        for value in values {
+            let Some(v) = self.values.get_mut(value) else { continue };
+            v.handles -= 1;
+            handles.push((value, v.handles == 0));
+            gone.extend((v.handles == 0).then_some(v.id));
         }
+        if !gone.is_empty() {
+            self.tell(|_| Event::Release(gone));
+        }
+        handles.into_iter().filter_map(|(value, last)| self.release_handle(value, last)).collect()
+    }
+
+    /// Nodes that nothing uses any more leave the tape, and with its last handle the root settles.
+    fn release_handle(&mut self, value: ValueKey, last: bool) -> Option<PendingQuantize> {
+        let (root, node) = (self.values[value].root, self.values[value].node);
         self.count_handle(value, -1);
         if last && root != value {
             self.values[value].live = None;

@@ -29,8 +29,8 @@ pub(crate) enum Event {
     /// A handle on a parameter's leaf once more.
     Reopen(u64),
     Op(Rc<Op>, SmallVec<[u64; 3]>),
-    /// The last handle went.
-    Release(u64),
+    /// The last handles of these went, all before any was quantized.
+    Release(SmallVec<[u64; 3]>),
     /// The user has a value's tensor, and holds it until [`LetGo`](Event::LetGo).
     Take(u64),
     /// The user holds a tensor no more, by the value that it was taken from or put on the tape as.
@@ -255,9 +255,12 @@ impl Trace {
     /// Runs `forward` once on a tape of the meta device `device`, noting what it tells the tape, up to the loss that it
     /// returns. Where there is a `policy`, its marks count as given: a run's policy can't overrule them.
     ///
+    /// `forward` may be over a model of any device: a tape of the meta device takes its tensors by their shapes. What it
+    /// takes is counted as theirs, see [`Tape::leaf`]. No state is committed.
+    ///
     /// What `forward` leaves behind counts too: a value whose handle it has put away, or whose tensor, is held through
-    /// backward. Tensors that it makes and that become leaves count from there until they are let go of. Other tensors
-    /// are no part of a trace.
+    /// backward. Tensors that it makes and that become leaves count from there until they are let go of, which is seen
+    /// at the tape's next call. Other tensors are no part of a trace.
     ///
     /// # Errors
     /// [`Error::DeviceMismatch`] on a device that computes, whatever `forward` returns, and [`Error::NoGradient`] where the
@@ -533,7 +536,12 @@ impl Trace {
                     let (template, leaves) = &self.templates[*index];
                     made.insert(*index, (template.make(&self.device)?, *leaves));
                 }
-                Event::Release(id) => drop(handles.get_mut(*id as usize).and_then(Option::take)),
+                Event::Release(ids) => {
+                    let gone = ids.iter().filter_map(|&id| handles.get_mut(id as usize).and_then(Option::take));
+                    let gone: SmallVec<[ValueKey; 3]> = gone.map(Var::into_key).collect();
+                    tape.settle_operands();
+                    tape.let_go(gone);
+                }
                 Event::Mark(id, mark) => held(&handles, *id)?.set_mark(*mark)?,
                 Event::Pause => tape.0.paused.update(|open| open + 1),
                 Event::Resume => tape.0.paused.update(|open| open - 1),
