@@ -5,7 +5,7 @@ use crate::small;
 use retape_core::{
     DType, Decision, Device, Mark, MemoryMeter, Policy, RuleInfo, Site, Tape, TapeOptions, Tensor, Var, meta,
 };
-use retape_nn::{AttentionForm, Builder, CausalSelfAttention, Gpt, GptConfig, Mlp, Parameter, Result};
+use retape_nn::{AttentionForm, Builder, CausalSelfAttention, Gpt, GptConfig, Init, Linear, Mlp, Parameter, Result};
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -267,4 +267,20 @@ fn the_plainest_way_takes_no_more() {
             assert!(of_plain.0 <= of_layers.0 && of_plain.1 <= of_layers.1, "{form:?} {of_plain:?} {of_layers:?}");
         }
     }
+}
+
+/// A weight that was cast for an op is gone when the op's input is stored as int8.
+#[test]
+fn a_cast_weight_goes_first() {
+    let device = meta();
+    let layer = Linear::new(&Builder::init(&device, DType::F32, 0), 64, 64, false, Init::ONES).unwrap();
+    let tape = Tape::new(&device);
+    let input = Tensor::full(&device, &[64, 64], DType::BF16, 0.0).unwrap();
+    let h = tape.leaf(&input).unwrap().neg().unwrap().int8().unwrap();
+    let before = device.meter().step_live();
+    device.meter().reset_peak();
+    let y = layer.forward(h).unwrap();
+    assert_eq!(device.meter().step_peak() - before, 2 * 64 * 64 * 2, "the cast weight and y");
+    assert_eq!(device.meter().step_live() - before, 64 * 64 + 64 * 4, "y and int8 of h, without h");
+    drop(y);
 }
