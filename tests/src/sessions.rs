@@ -78,27 +78,29 @@ fn perform(
             if dice.is_over() {
                 break;
             }
-            let a = handles[dice.throw(handles.len())].clone();
+            // Now and then the last handle of a value is given to the op.
+            let at = dice.throw(handles.len());
+            let a = if handles.len() > 4 && dice.throw(4) == 0 { handles.swap_remove(at) } else { handles[at].clone() };
             let b = handles[dice.throw(handles.len())].clone();
             match dice.throw(24) {
-                0 => handles.push(a.clone().scale(0.7)?),
-                1 => handles.push(a.clone().gelu()?),
-                2 => handles.push(a.clone().sigmoid()?),
-                3 => handles.push(a.clone().softmax()?),
-                4 => handles.push(a.clone().add(&b)?.scale(0.5)?),
-                5 => handles.push(a.clone().mul(&b)?.tanh()?),
-                6 => handles.push(a.clone().matmul(&b)?.tanh()?),
-                7 => handles.push(a.clone().transpose(0, 1)?),
-                8 => handles.push(a.clone().reshape(&[4, 16])?.gelu()?.reshape(&[8, 8])?),
-                9 => handles.push(a.clone().layer_norm(None, None, 1e-5)?),
-                10 => handles.extend(a.clone().apply_all(Op::Custom(Rc::new(SinCos)), [])?),
+                0 => handles.push(a.scale(0.7)?),
+                1 => handles.push(a.gelu()?),
+                2 => handles.push(a.sigmoid()?),
+                3 => handles.push(a.softmax()?),
+                4 => handles.push(a.add(&b)?.scale(0.5)?),
+                5 => handles.push(a.mul(&b)?.tanh()?),
+                6 => handles.push(a.matmul(&b)?.tanh()?),
+                7 => handles.push(a.transpose(0, 1)?),
+                8 => handles.push(a.reshape(&[4, 16])?.gelu()?.reshape(&[8, 8])?),
+                9 => handles.push(a.layer_norm(None, None, 1e-5)?),
+                10 => handles.extend(a.apply_all(Op::Custom(Rc::new(SinCos)), [])?),
                 11 => {
-                    let parts = a.clone().split(0, &[3, 5])?;
+                    let parts = a.split(0, &[3, 5])?;
                     handles.push(parts[1].clone().cat([parts[0].clone()], 0)?);
                 }
                 12 => {
                     let stream = RandomStream { seed, counter: action as u64 };
-                    handles.push(a.clone().apply(dropout::Dropout { p: 0.2, stream }, [])?);
+                    handles.push(a.apply(dropout::Dropout { p: 0.2, stream }, [])?);
                 }
                 13..=15 if handles.len() > 4 => {
                     let i = 3 + dice.throw(handles.len() - 3);
@@ -134,7 +136,7 @@ fn perform(
                 }
                 _ => {}
             }
-            drop((a, b));
+            drop(b);
             let meter = device.meter();
             let metered = meter.live_of(Kind::Saved) + meter.live_of(Kind::Quantized);
             assert_eq!(tape.saved_bytes(), metered, "seed {seed}, after action {action}");

@@ -47,7 +47,9 @@ fn forward(tape: &Tape, seed: u64, given: &Given, left: &mut Left) -> Result<Var
     let mut made: Option<Tensor> = None;
     let mut scopes: Vec<ScopeGuard> = Vec::new();
     for action in 0..10 + dice.throw(40) {
-        let a = handles[dice.throw(handles.len())].clone();
+        // Now and then the last handle of a value is given to the op.
+        let at = dice.throw(handles.len());
+        let a = if handles.len() > 3 && dice.throw(4) == 0 { handles.swap_remove(at) } else { handles[at].clone() };
         let b = handles[dice.throw(handles.len())].clone();
         let new = match dice.throw(32) {
             0 => a.scale(0.7)?,

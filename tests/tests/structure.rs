@@ -63,3 +63,31 @@ fn unsafe_blocks_are_in_backends_only() {
     }
     assert!(found.iter().all(|&found| found), "{UNSAFE:?} have blocks: {found:?}");
 }
+
+/// The model that README opens with is an example that is compiled: the same lines.
+#[test]
+fn readme_opens_with_an_example_that_compiles() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
+    let (readme, example) = (read("README.md"), read("crates/retape/examples/own_model.rs"));
+    let shown = readme.split("```rust\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let code = example.split_once("\n\n").unwrap().1;
+    assert_eq!(shown, code);
+}
+
+/// No value needs a `drop` to let go of it: README, docs, examples and nn have none for handles.
+#[test]
+fn no_handle_is_dropped_by_hand() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut files: Vec<PathBuf> = vec![root.join("README.md")];
+    for (dir, ending) in [("docs", "md"), ("crates/retape/examples", "rs"), ("crates/nn/src", "rs")] {
+        let entries = std::fs::read_dir(root.join(dir)).unwrap().map(|entry| entry.unwrap().path());
+        files.extend(entries.filter(|path| path.extension().is_some_and(|e| e == ending)));
+    }
+    assert!(files.len() > 20, "{files:?}");
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let line = text.lines().find(|line| line.contains("drop(") && !line.contains("fn drop("));
+        assert_eq!(line, None, "{}", file.display());
+    }
+}

@@ -169,7 +169,9 @@ impl AdamW {
                         state.unshare()?;
                         state.follow(p, replacements)?;
                     }
-                    None => drop(made.insert(id, State::new(p, replacements)?)),
+                    None => {
+                        made.insert(id, State::new(p, replacements)?);
+                    }
                 }
                 Ok(())
             })?;

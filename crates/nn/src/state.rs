@@ -111,10 +111,8 @@ impl State {
     /// [`growing`](State::growing) takes another shape.
     pub fn set_later(&self, tape: &Tape, value: impl Into<Var>) -> Result<()> {
         let value = value.into();
-        let now = self.tensor();
-        let device = if tape.device().computes() { tape.device() } else { now.device().clone() };
-        self.check(&now, &value.shape(), value.dtype(), &device)?;
-        drop(now);
+        let device = if tape.device().computes() { tape.device() } else { self.device() };
+        self.check(&self.tensor(), &value.shape(), value.dtype(), &device)?;
         let state = self.clone();
         Ok(tape.set_later(self.id(), value, move |tensor| {
             tensor.storage().set_kind(Kind::Parameter);

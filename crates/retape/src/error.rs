@@ -42,3 +42,25 @@ impl From<retape_policy::Error> for Error {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One `?` does for all crates, and the engine's errors are the engine's, whoever passed them on.
+    #[test]
+    fn errors_convert() {
+        let core = || retape_core::Error::TapeConsumed { what: "leaf", path: "leaf".into() };
+        let through = |f: &dyn Fn() -> Result<()>| f().unwrap_err();
+        let results = [
+            through(&|| Err(core())?),
+            through(&|| Err(retape_nn::Error::Core(core()))?),
+            through(&|| Err(retape_policy::Error::Engine(core()))?),
+        ];
+        for error in results {
+            assert!(matches!(error, Error::Core(retape_core::Error::TapeConsumed { .. })), "{error:?}");
+        }
+        let unknown = through(&|| retape_policy::parse_mark("fp4").map(|_| ()).map_err(Error::from));
+        assert!(matches!(unknown, Error::Policy(_)) && unknown.to_string().contains("fp4"));
+    }
+}
