@@ -211,7 +211,7 @@ fn model_gradients(dtype: DType, threads: usize) -> (f64, Vec<f64>, u64) {
     let loss = model.loss(&tape, &tokens, &targets).unwrap();
     let (value, saved) = (loss.item().unwrap(), tape.saved_bytes());
     // The residual stream's start is a cast too.
-    let held = |e: &LedgerEntry| e.op == "cast" && e.path != "embed" && e.stored_bytes > 0;
+    let held = |e: &LedgerEntry| e.op == "cast" && e.path != "transformer.embed" && e.stored_bytes > 0;
     assert!(!tape.ledger().unwrap().values.iter().any(held), "16-bit weights are held");
     let scaler = LossScaler::default();
     let gradients = scaler.backward(&tape, &loss).unwrap();

@@ -23,7 +23,7 @@ fn main() -> Result<(), retape::Error> {
     let device = retape::cpu();
     let tape = Tape::new(&device);
     let x = tape.leaf(&Tensor::from_slice(&device, &[2], &[1f32, 2.0])?)?;
-    let gradients = tape.backward(&x.mul(&x)?.sum()?)?;
+    let gradients = tape.backward(&(&x * &x)?.sum()?)?;
     println!("{:?}", gradients.of(&x).unwrap().to_f64_vec()?);
     Ok(())
 }
