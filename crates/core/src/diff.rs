@@ -130,7 +130,6 @@ impl Ledger {
     ///     let h = tape.leaf(&x)?.tanh()?;
     ///     h.set_mark(mark)?;
     ///     let _loss = h.square()?.sum()?;
-    ///     drop(h);
     ///     tape.ledger()
     /// };
     /// let changed = ledger(Mark::Keep)?.diff(&ledger(Mark::Recompute)?);

@@ -121,7 +121,6 @@ impl Names {
 /// let tape = Tape::new(&device);
 /// let h = tape.leaf(&x)?.gelu()?.softmax()?;
 /// let loss = h.square()?.sum()?;
-/// drop(h);
 /// let names = tape.names();
 /// let _gradients = tape.backward(&loss)?;
 ///
