@@ -235,6 +235,7 @@ macro_rules! methods {
     ($($(#[$doc:meta])* $name:ident => $f:ident),* $(,)?) => {
         impl Var {
             $($(#[$doc])*
+            #[allow(clippy::should_implement_trait)] // the traits are there too, in tape/operators.rs
             pub fn $name(self, other: impl Into<Var>) -> Result<Var> {
                 self.apply(BinaryOp(Binary::$f), [other.into()])
             })*

@@ -219,7 +219,7 @@ fn samples_of(op: impl Fn(Pool) -> Op) -> Vec<Sample> {
 
 impl Var {
     /// The images as `[N, C, H, W]`, through `f`, and back to `[C, H, W]` where they were that.
-    fn as_images(self, f: impl Fn(Var) -> Result<Vec<Var>>) -> Result<Vec<Var>> {
+    fn with_images(self, f: impl Fn(Var) -> Result<Vec<Var>>) -> Result<Vec<Var>> {
         let shape = self.shape();
         if shape.len() != 3 {
             return f(self);
@@ -234,19 +234,19 @@ impl Var {
 
     /// The largest of each window of x `[N, C, H, W]` or `[C, H, W]`. Backward reads the places, one i32 an output.
     pub fn max_pool2d(self, pool: Pool) -> Result<Var> {
-        Ok(self.as_images(|x| x.apply_all(MaxPool2d { pool, indices: false }, []))?.swap_remove(0))
+        Ok(self.with_images(|x| x.apply_all(MaxPool2d { pool, indices: false }, []))?.swap_remove(0))
     }
 
     /// As [`max_pool2d`](Var::max_pool2d), with the places of the largest in their planes (i64, row-major), which are
     /// then what is kept.
     pub fn max_pool2d_with_indices(self, pool: Pool) -> Result<(Var, Var)> {
-        let mut y = self.as_images(|x| x.apply_all(MaxPool2d { pool, indices: true }, []))?;
+        let mut y = self.with_images(|x| x.apply_all(MaxPool2d { pool, indices: true }, []))?;
         let indices = y.pop().expect("two outputs");
         Ok((y.pop().expect("two outputs"), indices))
     }
 
     /// The average of each window of x `[N, C, H, W]` or `[C, H, W]`. Backward reads nothing.
     pub fn avg_pool2d(self, pool: Pool, divisor: PoolDivisor) -> Result<Var> {
-        Ok(self.as_images(|x| x.apply_all(AvgPool2d { pool, divisor }, []))?.swap_remove(0))
+        Ok(self.with_images(|x| x.apply_all(AvgPool2d { pool, divisor }, []))?.swap_remove(0))
     }
 }

@@ -174,6 +174,7 @@ macro_rules! methods {
     ($($(#[$doc:meta])* $name:ident => $f:ident),* $(,)?) => {
         impl Var {
             $($(#[$doc])*
+            #[allow(clippy::should_implement_trait)] // the trait is there too, in tape/operators.rs
             pub fn $name(self) -> Result<Var> {
                 self.apply(UnaryOp(Unary::$f), [])
             })*
