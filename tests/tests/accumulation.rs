@@ -35,7 +35,7 @@ fn a_parameter_of_many_leaves_is_rounded_once() {
             let tensor = floats(&device, &[4], &[uses as f64; 4], dtype);
             for _ in 0..2 {
                 let p = tape.parameter(id, &tensor, true).unwrap();
-                sum = sum.add(&p.cast(DType::F32).unwrap().sum().unwrap()).unwrap();
+                sum = sum.add(p.cast(DType::F32).unwrap().sum().unwrap()).unwrap();
             }
         }
         let gradients = tape.backward(&sum).unwrap();
@@ -140,7 +140,7 @@ fn marks_don_t_show_where_parts_add_up() {
                 if let Some(mark) = mark {
                     part.set_mark(mark).unwrap();
                 }
-                sum = sum.add(&part.square().unwrap().sum().unwrap()).unwrap();
+                sum = sum.add(part.square().unwrap().sum().unwrap()).unwrap();
             }
             if let Some(mark) = mark {
                 y.set_mark(mark).unwrap();

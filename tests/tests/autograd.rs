@@ -112,7 +112,7 @@ fn half_precision_gradients_add_up() {
         let x = tape.leaf(&half).unwrap();
         let (a, b) =
             (x.clone().cast(DType::F32).unwrap(), x.clone().expand(&[3, 4]).unwrap().cast(DType::F32).unwrap());
-        let loss = a.square().unwrap().sum().unwrap().add(&b.sum().unwrap()).unwrap();
+        let loss = a.square().unwrap().sum().unwrap().add(b.sum().unwrap()).unwrap();
         let gradient = tape.backward(&loss).unwrap().of(&x).unwrap().to_f64_vec().unwrap();
         for (g, x) in gradient.iter().zip(half.to_f64_vec().unwrap()) {
             approx::assert_relative_eq!(*g, 2.0 * x + 3.0, max_relative = 1e-2);

@@ -255,7 +255,7 @@ type Composite = (&'static str, Vec<Vec<usize>>, fn(Vec<Var>) -> Result<Var>);
 /// Methods that record several ops.
 fn composites() -> Vec<Composite> {
     fn take<const N: usize>(x: Vec<Var>) -> [Var; N] {
-        x.try_into().ok().expect("as many as the table's shapes")
+        x.try_into().expect("as many as the table's shapes")
     }
     fn places(x: &Var, places: &[i64]) -> Result<Var> {
         x.tape().constant(&Tensor::from_slice(&x.tape().device(), &[places.len()], places)?)

@@ -42,9 +42,9 @@ fn sums_of_ones() {
         let (w, c) = (leaf(&tape, &[1, 1], &[1.0], dtype), leaf(&tape, &[1], &[0.0], dtype));
         let rows = tape.constant(&floats(&tape.device(), &[4096, 1], &[1.0; 4096], dtype)).unwrap();
         let loss = (x.clone().mul(&ones).unwrap().sum().unwrap())
-            .add(&table.clone().embedding(&ids).unwrap().sum().unwrap())
+            .add(table.clone().embedding(&ids).unwrap().sum().unwrap())
             .unwrap()
-            .add(&rows.linear(&w, Some(c.clone())).unwrap().sum().unwrap())
+            .add(rows.linear(&w, Some(c.clone())).unwrap().sum().unwrap())
             .unwrap();
         let taken = table.clone().index_select(0, &ids).unwrap().sum().unwrap();
         let of = |gradients: &Gradients, x: &Var| gradients.of(x).unwrap().to_f64_vec().unwrap();
@@ -133,9 +133,9 @@ fn mixed_operands_take_the_type_that_holds_them() -> Result<()> {
         }
     }
     // Elsewhere dtypes must agree, and the error says how.
-    let error = vector(BF16).add(&vector(F16)).unwrap_err().to_string();
+    let error = vector(BF16).add(vector(F16)).unwrap_err().to_string();
     assert!(error.contains("bf16 and f16") && error.contains("cast"), "{error}");
-    let error = vector(BF16).dot(&vector(F32)).unwrap_err().to_string();
+    let error = vector(BF16).dot(vector(F32)).unwrap_err().to_string();
     assert!(error.contains("bf16 and f32") && error.contains("cast"), "{error}");
     Ok(())
 }
@@ -245,8 +245,8 @@ fn kernels_hold_tiles_in_f32_not_tensors() {
         let q = x.clone().reshape(&[1, size, 2, 32]).unwrap();
         let o = q.clone().attention(&q, &q, 0.2, true, 0.0).unwrap();
         let images = x.clone().reshape(&[1, 1, size, 64]).unwrap().max_pool2d(Pool::new([2, 2])).unwrap();
-        let z = o.sum().unwrap().add(&y.sum().unwrap()).unwrap().add(&images.sum().unwrap()).unwrap();
-        tape.backward(&z.add(&x.softmax().unwrap().sum().unwrap()).unwrap()).unwrap();
+        let z = o.sum().unwrap().add(y.sum().unwrap()).unwrap().add(images.sum().unwrap()).unwrap();
+        tape.backward(&z.add(x.softmax().unwrap().sum().unwrap()).unwrap()).unwrap();
         device.scratch_bytes()
     };
     assert_eq!(scratch(4096), scratch(16384));

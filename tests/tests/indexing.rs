@@ -122,7 +122,7 @@ fn products_that_don_t_fit() {
     refused(v.clone().matmul(&a), "the inner sizes differ");
     refused(a.clone().dot(&v), "two vectors");
     refused(
-        v.clone().addmm(&a.clone(), &a.clone().transpose(0, 1).unwrap(), 1.0, 1.0),
+        v.clone().addmm(a.clone(), a.clone().transpose(0, 1).unwrap(), 1.0, 1.0),
         "can't be broadcast to the product",
     );
     refused(a.select(0, 0).unwrap().select(0, 0).unwrap().matmul(&v), "at least two dimensions");
@@ -134,11 +134,11 @@ fn indices_out_of_range_are_refused_and_masks_need_numbers() {
     let x = counting(&tape, &[3, 2]);
     let bad = ids(&tape, &[1], &[3]);
     refused(x.clone().index_select(0, &bad), "allowed are 0..3");
-    refused(x.clone().index_select(0, &ids(&tape, &[1], &[-1])), "allowed are 0..3");
-    refused(x.clone().index_add(0, &bad, &counting(&tape, &[1, 2]), 1.0), "allowed are 0..3");
-    refused(x.clone().index_add(0, &bad, &counting(&tape, &[2, 2]), 1.0), "the source must be [1, 2]");
+    refused(x.clone().index_select(0, ids(&tape, &[1], &[-1])), "allowed are 0..3");
+    refused(x.clone().index_add(0, &bad, counting(&tape, &[1, 2]), 1.0), "allowed are 0..3");
+    refused(x.clone().index_add(0, &bad, counting(&tape, &[2, 2]), 1.0), "the source must be [1, 2]");
     refused(x.clone().gather(0, &bad), "the input's rank 2");
-    refused(x.clone().gather(1, &ids(&tape, &[4, 1], &[0; 4])), "where the input has only 3");
+    refused(x.clone().gather(1, ids(&tape, &[4, 1], &[0; 4])), "where the input has only 3");
     refused(x.clone().gather(0, &x), "must be i64 or i32");
     refused(x.embedding_padded(&bad, 5), "outside the table of 3 rows");
 
@@ -146,5 +146,5 @@ fn indices_out_of_range_are_refused_and_masks_need_numbers() {
     let x = counting(&tape, &[3]);
     let error = x.clone().index(&[(&mask(&tape, &[3], &[true; 3])).into()]).unwrap_err();
     assert!(matches!(error, Error::NoNumbers { .. }), "{error}");
-    assert_eq!(x.index_select(0, &ids(&tape, &[2], &[0, 9])).unwrap().shape()[..], [2]);
+    assert_eq!(x.index_select(0, ids(&tape, &[2], &[0, 9])).unwrap().shape()[..], [2]);
 }

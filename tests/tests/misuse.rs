@@ -118,7 +118,7 @@ fn each_mistake_names_op_path_and_remedy() {
         (
             "an op on a value of another tape",
             |e| matches!(e, Error::OtherTape { .. }),
-            Box::new(|tape, x| x.clone().add(&leaf(&Tape::new(&tape.device()), &[2, 2], 4)).err()),
+            Box::new(|tape, x| x.clone().add(leaf(&Tape::new(&tape.device()), &[2, 2], 4)).err()),
             &["add", "`leaf`", "another tape", "with `leaf` or `constant`"],
         ),
         (

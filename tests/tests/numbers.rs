@@ -110,11 +110,11 @@ fn negative_indices() {
     assert_eq!(g, [0.0, 0.0, 1.0, 1.0, 0.0, 0.0]);
     let wide = index(&[-1], &[1]);
     for (refused, allowed) in [
-        (v.clone().take_along_dim(&index(&[-4], &[1, 1]), Some(1)), "-3..3"),
+        (v.clone().take_along_dim(index(&[-4], &[1, 1]), Some(1)), "-3..3"),
         (v.clone().gather(1, &last), "0..3"),
         (v.clone().index_select(0, &wide), "0..2"),
         (v.clone().scatter_add(1, &last, &v), "0..3"),
-        (v.clone().index_add(0, &wide, &v.clone().narrow(0, 0, 1).unwrap(), 1.0), "0..2"),
+        (v.clone().index_add(0, &wide, v.clone().narrow(0, 0, 1).unwrap(), 1.0), "0..2"),
         (v.embedding(&wide), "0..2"),
     ] {
         let error = refused.unwrap_err().to_string();

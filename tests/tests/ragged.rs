@@ -80,7 +80,7 @@ fn lengths_that_don_t_fit_are_refused() {
     let x = tape.leaf(&random(&device, &[6, 2, 4], 1, DType::F32)).unwrap();
     let options = AttentionOptions::default();
     let refused = |x: &Var, queries: &[usize], keys: &[usize]| {
-        x.clone().attention_ragged(&x.clone(), x, queries, keys, options).unwrap_err().to_string()
+        x.clone().attention_ragged(x.clone(), x, queries, keys, options).unwrap_err().to_string()
     };
     assert!(refused(&x, &[2, 4], &[6]).contains("2 lengths of queries and 1 of keys"));
     assert!(refused(&x, &[2, 3], &[2, 4]).contains("5 queries and 6 keys in all"));

@@ -409,7 +409,7 @@ fn an_error_in_drop_is_parked() {
     let tape = Tape::new(&device);
     let x = tape.leaf(&Tensor::from_slice(&device, &[4], &values).unwrap()).unwrap();
     let (a, b) = (x.clone().scale(1.0).unwrap().int8().unwrap(), x.shift(1.0).unwrap().int8().unwrap());
-    let _loss = a.clone().square().unwrap().add(&b.clone().square().unwrap()).unwrap();
+    let _loss = a.clone().square().unwrap().add(b.clone().square().unwrap()).unwrap();
     drop(a);
     drop(b);
     assert!(matches!(tape.ledger().unwrap_err(), Error::NonFinite { op: "scale", .. }));
@@ -901,7 +901,7 @@ fn extreme_shapes() {
     assert!(corner.to_vec::<f32>().unwrap().is_empty());
     let tape = Tape::new(&device);
     let x = tape.leaf(&corner).unwrap();
-    let loss = x.clone().gelu().unwrap().matmul(&x.clone().transpose(0, 1).unwrap()).unwrap().sum().unwrap();
+    let loss = x.clone().gelu().unwrap().matmul(x.clone().transpose(0, 1).unwrap()).unwrap().sum().unwrap();
     let gradient = tape.backward(&loss).unwrap().of(&x).unwrap().to_vec::<f32>().unwrap();
     assert!(gradient.is_empty());
     let dry = meta();
@@ -1038,7 +1038,7 @@ fn wrong_use_is_an_error_that_says_what_is_right() {
     says(x.clone().reshape(&[5]).unwrap_err(), &["reshape", "12 elements"]);
     says(x.clone().sum_dims(&[2], false).unwrap_err(), &["sum", "dimension 2", "rank 2"]);
     says(x.clone().dropout(1.0).unwrap_err(), &["dropout", "[0, 1)"]);
-    says(x.clone().add(&x.clone().cast(DType::F64).unwrap()).unwrap_err(), &["add", "f32", "f64", "cast"]);
+    says(x.clone().add(x.clone().cast(DType::F64).unwrap()).unwrap_err(), &["add", "f32", "f64", "cast"]);
     let twice = reduce::ReduceOp { f: reduce::Reduction::Mean, dims: [0, 0].into_iter().collect(), keepdim: false };
     says(x.clone().apply(twice, []).unwrap_err(), &["mean", "without repeats", "[0, 0]"]);
     let q = x.clone().reshape(&[1, 3, 1, 4]).unwrap();
@@ -1049,7 +1049,7 @@ fn wrong_use_is_an_error_that_says_what_is_right() {
         );
     }
     let column = x.clone().narrow(0, 0, 1).unwrap().sum().unwrap().expand(&[1usize << 40, 1]).unwrap();
-    says(column.clone().matmul(&column.transpose(0, 1).unwrap()).unwrap_err(), &["ffn.matmul", "elements"]);
+    says(column.clone().matmul(column.transpose(0, 1).unwrap()).unwrap_err(), &["ffn.matmul", "elements"]);
     says(x.clone().split(0, &[usize::MAX, 4]).unwrap_err(), &["ffn.split", "add up"]);
     let ids = tape.constant(&Tensor::from_slice(&device, &[2], &[0i64, 3]).unwrap()).unwrap();
     says(x.clone().embedding(&ids).unwrap_err(), &["embedding", "3"]);

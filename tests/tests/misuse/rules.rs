@@ -444,7 +444,7 @@ fn session(device: &Device, fault: Option<Fault>, mark: Option<Mark>) -> (Vec<Op
         }
         assert_eq!(state(), before, "{fault:?} under {mark:?}");
     }
-    let loss = h.clone().mul(&h.clone().dropout(0.3).unwrap()).unwrap().sum().unwrap();
+    let loss = h.clone().mul(h.clone().dropout(0.3).unwrap()).unwrap().sum().unwrap();
     drop(h);
     let gradients = tape.backward(&loss).unwrap();
     let bytes = [&x, &w].map(|v| gradients.of(v).unwrap().to_bytes().ok()).to_vec();

@@ -76,7 +76,7 @@ fn owners_may_go_in_any_order() {
             let mut loss: Option<Var> = None;
             for (parameter, values) in &parameters {
                 let p = parameter.var(&tape).unwrap();
-                let term = p.clone().square().unwrap().scale(0.5).unwrap().add(&p.clone().mul(&leaf).unwrap()).unwrap();
+                let term = p.clone().square().unwrap().scale(0.5).unwrap().add(p.clone().mul(&leaf).unwrap()).unwrap();
                 let term = term.sum().unwrap();
                 loss = Some(match loss {
                     Some(loss) => loss.add(&term).unwrap(),

@@ -56,7 +56,7 @@ fn equal_logits_are_equal_chances() {
                 for smoothing in [0.0, 0.5] {
                     let spec = CrossEntropySpec { smoothing, ..EACH };
                     let (loss, dx) =
-                        run(&[1, n], &x, dtype, |x| x.clone().cross_entropy_with(&targets(x, &[1]), None, 1, spec));
+                        run(&[1, n], &x, dtype, |x| x.clone().cross_entropy_with(targets(x, &[1]), None, 1, spec));
                     close(&what, &loss, &[entropy], tolerance * entropy);
                     // The even part of the target cancels.
                     let expected: Vec<f64> = at_class.iter().map(|g| g * (1.0 - smoothing)).collect();
@@ -87,7 +87,7 @@ fn equal_logits_are_equal_chances() {
 #[test]
 fn a_wide_loss_of_large_logits() {
     for dtype in [DType::F32, DType::BF16] {
-        let (loss, dx) = run(&[1, 4], &[1e8; 4], dtype, |x| x.clone().cross_entropy(&targets(x, &[2]), -100));
+        let (loss, dx) = run(&[1, 4], &[1e8; 4], dtype, |x| x.clone().cross_entropy(targets(x, &[2]), -100));
         close("loss", &loss, &[4f64.ln()], 1e-6);
         close("gradient", &dx, &[0.25, 0.25, -0.75, 0.25], 1e-6);
     }
@@ -108,7 +108,7 @@ fn what_is_masked_has_no_gradient() {
         let (y, dx) = run(&|x| x.clone().log_softmax(1));
         close("log-softmax", &y[..3], &[-INF; 3], 0.0);
         close("log-softmax", &dx, &[0.0, 0.0, 0.0, -3.5, 5.0, -1.5], 0.05);
-        let (y, dx) = run(&|x| x.clone().cross_entropy_with(&targets(x, &[0, 2]), None, 1, EACH));
+        let (y, dx) = run(&|x| x.clone().cross_entropy_with(targets(x, &[0, 2]), None, 1, EACH));
         close("cross-entropy", &y, &[INF, 2f64.ln()], 4e-3);
         close("cross-entropy", &dx, &[0.0, 0.0, 0.0, 1.0, 0.0, -1.0], 0.0);
         let (y, dx) = run(&|x| x.clone().amax(&[1], false));
@@ -288,7 +288,7 @@ fn masked_classes_without_weight() {
         let constant = |x: &Var, v: &[f64]| x.tape().constant(&floats(&x.tape().device(), &[v.len()], v, dtype));
         let weighted = |spec| {
             run(&[1, 3], &x, dtype, move |x| {
-                x.clone().cross_entropy_with(&targets(x, &[1]), Some(constant(x, &weight)?.clone()), 1, spec)
+                x.clone().cross_entropy_with(targets(x, &[1]), Some(constant(x, &weight)?.clone()), 1, spec)
             })
         };
         let (loss, dx) = weighted(EACH);
@@ -307,13 +307,13 @@ fn masked_classes_without_weight() {
         let (loss, dw) = run(&[3], &weight, dtype, |w| {
             let x = constant(w, &[x, x].concat())?.reshape(&[2, 3])?;
             let mean = CrossEntropySpec { reduction: LossReduction::Mean, ..EACH };
-            x.cross_entropy_with(&targets(w, &[1, 0]), Some(w.clone()), 1, mean)
+            x.cross_entropy_with(targets(w, &[1, 0]), Some(w.clone()), 1, mean)
         });
         // s_c / count, less the mean for each row of the class.
         close(&format!("{dtype}, weights"), &loss, &[ln2], 4e-3);
         close(&format!("{dtype}, weights"), &dw, &[0.0, INF, 0.0], 1e-6);
         let (loss, dx) = run(&[1, 3], &x, dtype, |x| {
-            x.clone().nll_loss(&targets(x, &[1]), Some(constant(x, &weight)?.clone()), 1, EACH)
+            x.clone().nll_loss(targets(x, &[1]), Some(constant(x, &weight)?.clone()), 1, EACH)
         });
         close(&format!("{dtype}, log-probabilities"), &loss, &[0.0], 0.0);
         close(&format!("{dtype}, log-probabilities"), &dx, &[0.0; 3], 0.0);
