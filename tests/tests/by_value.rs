@@ -420,7 +420,8 @@ fn operands_settle_at_the_next_call() {
     assert_eq!(live() - base, 8000);
     drop(kept);
     assert_eq!(live(), base);
-    let calls: [(&str, &dyn Fn(&Var)); 9] = [
+    type Call<'a> = (&'a str, &'a dyn Fn(&Var));
+    let calls: [Call<'_>; 9] = [
         ("a getter of another value", &|_| drop(x.shape())),
         ("clone", &|y| drop(y.clone())),
         ("scope", &|_| drop(tape.scope("s"))),
