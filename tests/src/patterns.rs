@@ -167,25 +167,33 @@ fn any_roles(choices: &mut impl Choices) -> Roles {
     Role::ALL.into_iter().filter(|_| choices.throw(2) == 1).collect()
 }
 
-/// Any of the blocks that a path may go through, with what the path is called by them.
+/// Any of the blocks that a path may go through, with the names by which patterns know the path.
 fn any_blocks(choices: &mut impl Choices, path: &str) -> (Vec<BlockScope>, Vec<String>) {
     let ends = path.match_indices('.').map(|(at, _)| at).chain([path.len()]);
     let ends: Vec<usize> = ends.filter(|_| choices.throw(3) == 2).collect();
     let blocks: Vec<BlockScope> = ends.into_iter().map(|end| BlockScope { end, index: choices.throw(3) }).collect();
-    let aliases = blocks.iter().flat_map(|&BlockScope { end, index }| {
-        let segments: Vec<&str> = path.split('.').collect();
+    let segments: Vec<&str> = path.split('.').collect();
+    let mut names = vec![path.to_owned()];
+    for &BlockScope { end, index } in &blocks {
         let block = path[..end].split('.').count();
+        let index = index.to_string();
         let from = |start: usize| {
-            let mut alias = segments[start..block - 1].to_vec();
-            let index = index.to_string();
-            alias.extend(["blocks", &index]);
-            alias.extend(&segments[block..]);
-            alias.join(".")
+            let mut name = segments[start..block - 1].to_vec();
+            if name.last() != Some(&"blocks") {
+                name.push("blocks");
+            }
+            name.push(&index);
+            name.extend(&segments[block..]);
+            name.join(".")
         };
-        [from(block - 1), from(0)]
-    });
-    let aliases = aliases.collect();
-    (blocks, aliases)
+        names.extend([from(block - 1), from(0)]);
+    }
+    // Its number stands for a block that is called `blocks.N`.
+    let is_numbered = |b: &BlockScope| path[..b.end].split('.').rev().nth(1) == Some("blocks");
+    if blocks.iter().any(is_numbered) {
+        names.remove(0);
+    }
+    (blocks, names)
 }
 
 /// A pattern matches the paths that the plain matcher says, by their names or by the numbers of their blocks.
@@ -195,16 +203,16 @@ pub fn globs(choices: &mut impl Choices) {
     let rules = RuleSet::new([Rule::new(&text, Mark::Recompute).unwrap_or_else(|e| panic!("{text}: {e}"))]);
     for _ in 0..6 {
         let path = any_path(choices);
-        let (blocks, aliases) = any_blocks(choices, &path);
+        let (blocks, names) = any_blocks(choices, &path);
         let value = Site { blocks: &blocks, ..site(&path, "add", &[], 0) };
         let scope = ScopeSite { path: &path, role: None, blocks: &blocks };
-        for actual in [value.aliases().collect::<Vec<_>>(), scope.aliases().collect()] {
-            assert!(actual.iter().all(|alias| aliases.contains(alias)), "{actual:?} of `{path}`, {aliases:?}");
-            assert!(aliases.iter().all(|alias| actual.contains(alias)), "{actual:?} of `{path}`, {aliases:?}");
+        for actual in [value.names().collect::<Vec<_>>(), scope.names().collect()] {
+            assert!(actual.iter().all(|name| names.contains(name)), "{actual:?} of `{path}`, {names:?}");
+            assert!(names.iter().all(|name| actual.contains(name)), "{actual:?} of `{path}`, {names:?}");
         }
         let matches = rules.mark(&value).is_some();
-        let expected = pattern.matches(&path) || aliases.iter().any(|alias| pattern.matches(alias));
-        assert_eq!(matches, expected, "`{text}` and `{path}`, {aliases:?}");
+        let expected = names.iter().any(|name| pattern.matches(name));
+        assert_eq!(matches, expected, "`{text}` and `{path}`, {names:?}");
     }
 }
 

@@ -121,6 +121,11 @@ fn forward(tape: &Tape, seed: u64, given: &Given, left: &mut Left) -> Result<Var
                 drop(scopes.pop());
                 continue;
             }
+            28 | 29 => {
+                // A mark on what a scope returns, when the scope has closed.
+                let inside = if dice.throw(2) == 0 { Mark::Keep } else { Mark::Recompute };
+                a.within(scope(format!("w{action}")).mark(inside), |a| a.tanh()?.softmax())?.recompute()?
+            }
             _ if handles.len() > 2 => {
                 handles.swap_remove(dice.throw(handles.len()));
                 continue;

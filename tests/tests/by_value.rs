@@ -6,8 +6,8 @@ use retape_core::ops::conv::Conv;
 use retape_core::ops::pool::Pool;
 use retape_core::ops::{Op, Sample};
 use retape_core::{
-    DType, Decision, Device, Error, Int8Spec, Mark, Policy, Result, RuleInfo, Site, Tape, TapeOptions, Tensor, Var,
-    scope,
+    DType, Decision, Device, Error, Int8Spec, Mark, Policy, Result, RuleInfo, Site, Tape, TapeOptions, Tensor, Trace,
+    Var, scope,
 };
 use retape_tests::conformance::label;
 use retape_tests::wrapped::{self, Watch};
@@ -65,8 +65,8 @@ fn operands(tape: &Tape, inputs: &[Tensor]) -> Result<(Vec<Var>, Vec<Var>)> {
 /// What a run shows: or the error that it ended with.
 type Shown = Result<(Vec<Vec<u8>>, u64, u64), String>;
 
-/// Runs the op, marks its float outputs, squares them, runs backward. Operands go with their last use, or by `drop` after the
-/// marks.
+/// Runs the op, marks its float outputs, squares them, runs backward. Operands go with their last use, or by `drop`
+/// after the marks.
 fn run(device: &Device, sample: &Sample, around: Around, mark: Option<Mark>, by_value: bool) -> Shown {
     let inputs: Vec<Tensor> = sample.inputs.iter().map(|i| sample_tensor(device, i, DType::F32)).collect();
     let before = device.meter().live();
@@ -107,8 +107,8 @@ fn run(device: &Device, sample: &Sample, around: Around, mark: Option<Mark>, by_
     Ok((bytes, left, device.meter().step_peak()))
 }
 
-/// A mark in the statement of its op is in time, under every policy and in every scope; and the peak and the gradients' bits
-/// are those of a program that drops each operand by hand.
+/// A mark in the statement of its op is in time, under every policy and in every scope; and the peak and the gradients'
+/// bits are those of a program that drops each operand by hand.
 #[test]
 fn a_mark_in_the_statement_of_its_op_is_in_time() {
     let device = retape_cpu::device_with_threads(1).unwrap();
@@ -140,8 +140,8 @@ fn shown(tape: &Tape, device: &Device) -> (usize, u64, u64, u64) {
     (tape.node_count(), tape.saved_bytes(), tape.random_counter(), device.meter().live())
 }
 
-/// An op that fails, in `infer`, at any allocation or in any kernel, leaves the tape as if its operands had been dropped; what
-/// was given as a clone stays usable, and the op can be tried again.
+/// An op that fails, in `infer`, at any allocation or in any kernel, leaves the tape as if its operands had been
+/// dropped; what was given as a clone stays usable, and the op can be tried again.
 #[test]
 fn an_op_that_fails_records_nothing() {
     let watch = Arc::new(Watch::default());
@@ -336,8 +336,8 @@ impl MapTwo for [Var; 2] {
     }
 }
 
-/// The same for methods that record several ops: however they end, in a view or not, the mark is in time. (Of several results
-/// all must be held until then: to drop one is a use of the tape.)
+/// The same for methods that record several ops: however they end, in a view or not, the mark is in time. (Of several
+/// results all must be held until then: to drop one is a use of the tape.)
 #[test]
 fn a_mark_on_the_result_of_several_ops_is_in_time() {
     let device = retape_cpu::device_with_threads(1).unwrap();
@@ -376,7 +376,67 @@ fn a_mark_on_the_result_of_several_ops_is_in_time() {
     }
 }
 
-/// The last use of a value ends it before the next op allocates: a chain of `let h = h.f()?` holds two values at a time.
+/// The same when the scope in which it was made has closed, and a dry run agrees to the byte.
+#[test]
+fn a_mark_on_what_a_scope_returns_is_in_time() {
+    let device = retape_cpu::device_with_threads(1).unwrap();
+    let x = random(&device, &[8, 8], 1, DType::F32);
+    for around in surroundings() {
+        for mark in MARKS {
+            let forward = |tape: &Tape| -> Result<Var> {
+                let scopes = match around {
+                    Around::Scope(mark) => scope("outer").mark(mark),
+                    _ => scope("outer"),
+                };
+                let x = tape.leaf(&x)?.shift(0.0)?;
+                let y = x.within(scopes, |x| x.within("inner", |x| x.scale(2.0)?.reshape(&[4, 16])))?;
+                let y = match mark {
+                    Some(mark) => {
+                        y.set_mark(mark)?;
+                        y
+                    }
+                    None => y,
+                };
+                y.exp()?.square()?.sum()
+            };
+            let what = format!("{around:?}, {mark:?}");
+            let policy: Option<Rc<dyn Policy>> = match around {
+                Around::Policy(mark) => Some(Rc::new(All(mark))),
+                _ => None,
+            };
+            let predicted = Trace::record(&retape_core::meta(), policy.clone(), forward).unwrap();
+            let predicted = predicted.run(policy.clone()).unwrap();
+            device.meter().reset_peak();
+            let tape = Tape::with(&device, TapeOptions { policy, ..TapeOptions::default() });
+            let loss = forward(&tape).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let saved = tape.saved_bytes();
+            let _gradients = tape.backward(&loss).unwrap();
+            assert_eq!(saved, predicted.saved_bytes, "{what}: saved");
+            assert_eq!(device.meter().step_peak(), predicted.peak_bytes, "{what}: peak");
+            assert_eq!(device.meter().fingerprint(), predicted.fingerprint, "{what}: events");
+        }
+    }
+}
+
+/// The last handle of an operand takes what only it used, another operand of the same op among it.
+#[test]
+fn an_operand_that_only_another_one_read_goes_with_it() {
+    for device in [retape_cpu::device_with_threads(1).unwrap(), retape_core::meta()] {
+        let before = device.meter().live();
+        let policy: Rc<dyn Policy> = Rc::new(All(INT8));
+        let tape = Tape::with(&device, TapeOptions { policy: Some(policy), seed: Some(1), ..TapeOptions::default() });
+        let x = tape.leaf(&random(&device, &[8, 8], 1, DType::F32)).unwrap();
+        let a = x.scale(2.0).unwrap();
+        let b = a.clone().gelu().unwrap();
+        let c = tape.no_grad(|| a.mul(b)).unwrap();
+        assert_eq!((tape.node_count(), tape.stats().quantized), (1, 0));
+        drop((c, tape));
+        assert_eq!(device.meter().live(), before);
+    }
+}
+
+/// The last use of a value ends it before the next op allocates: a chain of `let h = h.f()?` holds two values at a
+/// time.
 #[test]
 fn a_chain_holds_what_backward_reads() {
     let device = retape_core::meta();

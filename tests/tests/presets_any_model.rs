@@ -212,6 +212,25 @@ fn a_block_that_is_opened_again_keeps_its_number() {
 }
 
 #[test]
+fn blocks_that_are_called_so_go_by_their_number() {
+    let from_one = |_: &Tape, mut x: Var| {
+        for name in ["enc.blocks.2", "enc.blocks.1", "enc.blocks.3"] {
+            x = block(x, name)?;
+        }
+        x.tanh()
+    };
+    for (pattern, paths) in [
+        ("blocks.1", &["enc.blocks.1"][..]),
+        ("blocks.0", &["enc.blocks.2"]),
+        ("enc.blocks.2", &["enc.blocks.3"]),
+        ("**.blocks.2.tanh", &["enc.blocks.3.tanh"]),
+        ("enc.blocks.3", &[]),
+    ] {
+        assert_eq!(matched(pattern, from_one), paths, "{pattern}");
+    }
+}
+
+#[test]
 fn without_a_role_blocks_go_by_their_names() {
     let named = |_: &Tape, mut x: Var| {
         for name in ["blocks.0", "blocks.1", "h.0"] {

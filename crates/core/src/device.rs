@@ -274,7 +274,7 @@ impl Storage {
         let old = Kind::from_index(self.kind.swap(kind as u8, Ordering::Relaxed));
         if old != kind {
             self.device.meter().reclassify(self.number, self.bytes() as u64, old, kind);
-            self.stand_ins.set_kind(kind);
+            self.stand_ins.follow_kind(self);
         }
     }
 }

@@ -51,8 +51,8 @@ pub enum Error {
     },
     /// Numbers were asked of the meta device, which has none.
     #[error(
-        "{what}: its device is meta, which computes shapes and bytes and holds no numbers: this is a dry run. Branch on \
-         shapes, pass the number in from outside the closure that is run dry, or measure on a device that computes"
+        "{what}: its device is meta, which computes shapes and bytes and holds no numbers: this is a dry run. Branch \
+         on shapes, pass the number in from outside the closure that is run dry, or measure on a device that computes"
     )]
     NoNumbers {
         /// The call, and what it was called on.
@@ -60,8 +60,8 @@ pub enum Error {
     },
     /// State was to be changed by a dry run.
     #[error(
-        "{what}: this tape's device is meta, so this is a dry run, which leaves all state as it was; what was collected goes \
-         with the tape. Commit the tape of a step on a device that computes"
+        "{what}: this tape's device is meta, so this is a dry run, which leaves all state as it was; what was \
+         collected goes with the tape. Commit the tape of a step on a device that computes"
     )]
     DryRun {
         /// The call.

@@ -7,6 +7,7 @@ mod device;
 mod diff;
 mod dtype;
 mod error;
+pub mod glob;
 pub mod kernel;
 pub mod layout;
 mod ledger;

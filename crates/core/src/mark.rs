@@ -94,11 +94,11 @@ pub struct Site<'a> {
 }
 
 impl Site<'_> {
-    /// Its path by the numbers of the blocks that it goes through, whatever their names. Where `gpt.h.3` is a block,
-    /// `gpt.h.3.mlp.gelu` is also `blocks.3.mlp.gelu` and `gpt.h.blocks.3.mlp.gelu`. A block without a parent gives
-    /// one.
-    pub fn aliases(&self) -> impl Iterator<Item = String> {
-        aliases(self.path, self.blocks)
+    /// The names by which patterns know it: its path, and its path by the numbers of the blocks that it goes through.
+    /// Where `gpt.h.3` is a block, `gpt.h.3.mlp.gelu` is also `blocks.3.mlp.gelu` and `gpt.h.blocks.3.mlp.gelu`. A
+    /// block that is itself called `blocks.N` goes by its number only, so that `blocks.3` means one block.
+    pub fn names(&self) -> impl Iterator<Item = String> {
+        names(self.path, self.blocks)
     }
 }
 
@@ -114,9 +114,9 @@ pub struct ScopeSite<'a> {
 }
 
 impl ScopeSite<'_> {
-    /// Its path by the numbers of blocks, see [`Site::aliases`].
-    pub fn aliases(&self) -> impl Iterator<Item = String> {
-        aliases(self.path, self.blocks)
+    /// Its path, and its path by the numbers of blocks, see [`Site::names`].
+    pub fn names(&self) -> impl Iterator<Item = String> {
+        names(self.path, self.blocks)
     }
 }
 
@@ -130,14 +130,20 @@ pub struct BlockScope {
     pub index: usize,
 }
 
-fn aliases(path: &str, blocks: &[BlockScope]) -> impl Iterator<Item = String> {
-    blocks.iter().filter_map(|block| Some((path.split_at_checked(block.end)?, block.index))).flat_map(
-        |((block, inside), index)| {
-            let alone = format!("blocks.{index}{inside}");
-            let in_parent = block.rsplit_once('.').map(|(parent, _)| format!("{parent}.{alone}"));
-            [Some(alone), in_parent].into_iter().flatten()
-        },
-    )
+fn names(path: &str, blocks: &[BlockScope]) -> impl Iterator<Item = String> {
+    let blocks = blocks.iter().filter_map(|block| Some((path.split_at_checked(block.end)?, block.index)));
+    let parent = |block: &'_ str| block.rsplit_once('.').map(|(parent, _)| parent.to_owned());
+    let is_called_blocks = |parent: &str| parent == "blocks" || parent.ends_with(".blocks");
+    let numbered = blocks.clone().any(|((block, _), _)| parent(block).is_some_and(|parent| is_called_blocks(&parent)));
+    let own = (!numbered).then(|| path.to_owned());
+    own.into_iter().chain(blocks.flat_map(move |((block, inside), index)| {
+        let alone = format!("blocks.{index}{inside}");
+        let in_parent = parent(block).map(|parent| match is_called_blocks(&parent) {
+            true => format!("{parent}.{index}{inside}"),
+            false => format!("{parent}.{alone}"),
+        });
+        [Some(alone), in_parent].into_iter().flatten()
+    }))
 }
 
 /// A policy's answer: the mark, and which of its [`rules`](Policy::rules) gave it.

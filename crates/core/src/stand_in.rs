@@ -5,7 +5,7 @@
 //! storage and meta device, whichever views of it enter, and on however many tapes.
 
 use crate::device::{Storage, same_device};
-use crate::{Device, Kind, Result, Tensor};
+use crate::{Device, Result, Tensor};
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -44,8 +44,10 @@ impl StandIns {
     }
 
     /// The original is counted as another kind.
-    pub fn set_kind(&self, kind: Kind) {
-        self.list().iter().for_each(|s| s.0.set_kind(kind));
+    pub fn follow_kind(&self, original: &Storage) {
+        // Read under the lock: of two threads that change it, the last one's stays.
+        let list = self.list();
+        list.iter().for_each(|s| s.0.set_kind(original.kind()));
     }
 }
 

@@ -143,11 +143,13 @@ impl Builder {
     /// `init`.
     ///
     /// # Errors
-    /// [`Error::DuplicateName`] for a path that has a parameter, [`Error::Input`] for an `init` out of its range. Of a
-    /// file: [`Error::MissingTensor`], [`Error::WrongShape`], [`Error::WrongDType`].
+    /// [`Error::DuplicateName`] for a path that has a parameter, [`Error::Input`] for an `init` out of its range and
+    /// for a path with an empty segment. Of a file: [`Error::MissingTensor`], [`Error::WrongShape`],
+    /// [`Error::WrongDType`].
     pub fn parameter(&self, name: &str, shape: &[usize], init: Init) -> Result<Parameter> {
         let Shared { device, dtype, source, .. } = &*self.shared;
         let path = self.path_of(name);
+        check_path(&path)?;
         let mut made = self.made();
         made.check_new(&path, || format!("{dtype}{shape:?}"))?;
         init.check(&path, *dtype)?;
@@ -174,11 +176,16 @@ impl Builder {
     /// stays one parameter, saved under its own name. A file may have both names, where they have the same bytes.
     ///
     /// # Errors
-    /// [`Error::DuplicateName`] for a path that has a parameter. [`Error::TiedTensorsDiffer`] for a file of other
-    /// bytes.
+    /// [`Error::DuplicateName`] for a path that has a parameter. [`Error::Input`] for a parameter that another builder
+    /// has made. [`Error::TiedTensorsDiffer`] for a file of other bytes.
     pub fn tie(&self, name: &str, to: &Parameter) -> Result<()> {
         let path = self.path_of(name);
+        check_path(&path)?;
         let mut made = self.made();
+        if made.by_name.get(to.name()).is_none_or(|own| own.id() != to.id()) {
+            let reason = format!("`{path}` can't be tied to `{}`, which this builder hasn't made", to.name());
+            return Err(Error::Input { layer: "Builder", reason });
+        }
         made.check_new(&path, || format!("{}{:?}, tied to `{}`", to.dtype(), to.shape(), to.name()))?;
         if let Source::File(file, _) = &self.shared.source
             && file.contains(&path)
@@ -222,6 +229,15 @@ impl Builder {
         // What it holds is whole at every instruction, so a poisoned lock is still usable.
         self.shared.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Fails for a path that patterns could hardly name.
+fn check_path(path: &str) -> Result<()> {
+    if path.split('.').all(|segment| !segment.is_empty()) {
+        return Ok(());
+    }
+    let reason = format!("the parameter's path `{path}` has an empty segment; give each part a name, as `up.weight`");
+    Err(Error::Input { layer: "Builder", reason })
 }
 
 impl Made {

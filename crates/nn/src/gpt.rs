@@ -71,7 +71,7 @@ impl Gpt {
         Ok(Gpt {
             config: config.clone(),
             training: true,
-            parameters: builder.parameters(),
+            parameters: transformer.parameters().into_iter().chain(head.parameters()).collect(),
             wte,
             wpe,
             blocks,

@@ -21,7 +21,6 @@ mod config;
 pub mod data;
 mod embedding;
 mod error;
-mod glob;
 mod gpt;
 mod init;
 mod layer_norm;

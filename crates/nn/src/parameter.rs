@@ -105,7 +105,7 @@ impl Parameter {
         if leaf.dtype() == dtype {
             return Ok(leaf);
         }
-        // Marked while the leaf is held: a policy that marks casts otherwise would let go of it.
+        // In time under every policy: a mark comes before the leaf, which the cast was given, settles.
         let cast = leaf.cast(dtype)?;
         match cast.set_mark(Mark::Recompute) {
             // In `no_grad` the cast is a constant, which has no op to replay.

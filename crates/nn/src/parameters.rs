@@ -1,7 +1,7 @@
 //! The parameters of a model, in order.
 
-use crate::glob::Glob;
 use crate::{Error, Parameter, Result};
+use retape_core::glob::{Candidate, Glob, shortened};
 use std::collections::HashSet;
 use std::ops::Deref;
 
@@ -41,12 +41,12 @@ impl Parameters {
     }
 
     fn set_requires_grad(&self, pattern: &str, requires_grad: bool) -> Result<usize> {
-        let wrong = |reason| Err(Error::Pattern { pattern: pattern.chars().take(200).collect(), reason });
+        let wrong = |reason| Err(Error::Pattern { pattern: shortened(pattern), reason });
         let glob = match Glob::new(pattern) {
             Ok(glob) => glob,
             Err(reason) => return wrong(reason),
         };
-        let matching: Vec<&Parameter> = self.iter().filter(|p| glob.is_match(p.name())).collect();
+        let matching: Vec<&Parameter> = self.iter().filter(|p| glob.is_match(&Candidate::new(p.name()))).collect();
         if matching.is_empty() {
             return wrong(format!("matches no parameter{}", self.near(pattern)));
         }
@@ -84,9 +84,11 @@ impl Deref for Parameters {
     }
 }
 
+/// Of a parameter that comes several times, as a tied one of two layers, the first stays.
 impl FromIterator<Parameter> for Parameters {
     fn from_iter<I: IntoIterator<Item = Parameter>>(parameters: I) -> Parameters {
-        Parameters(parameters.into_iter().collect())
+        let mut seen = HashSet::new();
+        Parameters(parameters.into_iter().filter(|p| seen.insert(p.id())).collect())
     }
 }
 

@@ -66,7 +66,8 @@ impl State {
         Ok(State(Arc::new(Cell { id: StateId::unique(), name: name.into(), grows, tensor })))
     }
 
-    /// The name, as in a checkpoint.
+    /// The name. What saves parameters doesn't save state: write it with [`checkpoint::save`](crate::checkpoint::save),
+    /// and [`set`](State::set) it when the run is resumed.
     pub fn name(&self) -> &str {
         &self.0.name
     }

@@ -1,9 +1,9 @@
 //! Rules in TOML.
 
-use crate::glob::Glob;
 use crate::presets::{self, ModelShape};
 use crate::rule::{parse_role, parse_rounding};
 use crate::{Error, Result, Rule, RuleSet, parse_bytes, parse_mark};
+use retape_core::glob::Glob;
 use retape_core::{Int8Spec, Mark, Origin};
 use serde::Deserialize;
 

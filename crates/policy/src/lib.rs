@@ -16,7 +16,7 @@
 mod bytes;
 mod error;
 mod file;
-mod glob;
+mod names;
 mod planner;
 pub mod presets;
 mod rule;

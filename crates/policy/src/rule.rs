@@ -1,5 +1,5 @@
-use crate::glob::{Candidate, Glob, shortened};
 use crate::{Error, Result, parse_bytes};
+use retape_core::glob::{Candidate, Glob, shortened};
 use retape_core::{Int8Spec, Mark, Role, Roles, Rounding, Site};
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
@@ -15,7 +15,7 @@ use std::str::FromStr;
 ///
 /// A pattern is tried against a value's path, and against the path by the numbers of its blocks. Where `gpt.h.3` is a
 /// scope of role block, `gpt.h.3.mlp.gelu` is also `blocks.3.mlp.gelu` and `gpt.h.blocks.3.mlp.gelu`, see
-/// [`Site::aliases`]. [`role`](Rule::role) and [`output_of`](Rule::output_of) need no names at all.
+/// [`Site::names`]. [`role`](Rule::role) and [`output_of`](Rule::output_of) need no names at all.
 ///
 /// ```
 /// # use retape_core::Mark;
@@ -163,7 +163,7 @@ impl Rule {
     }
 
     fn invalid(&self, reason: String) -> Error {
-        Error::InvalidRule { rule: shortened(&self.pattern.text), reason }
+        Error::InvalidRule { rule: shortened(self.pattern.text()), reason }
     }
 }
 
@@ -278,7 +278,7 @@ impl Rule {
 
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}={}", self.pattern.text, self.mark)?;
+        write!(f, "{}={}", self.pattern.text(), self.mark)?;
         if let Mark::Int8(spec) = self.mark
             && spec != Int8Spec::default()
         {
@@ -291,7 +291,7 @@ impl fmt::Display for Rule {
         let roles = self.roles.iter().map(|role| format!("role={role}"));
         let outputs = self.output_of.iter().map(|role| format!("output_of={role}"));
         let predicates = [
-            self.op.as_ref().map(|op| format!("op={}", op.text)),
+            self.op.as_ref().map(|op| format!("op={}", op.text())),
             self.min_bytes.map(|bytes| format!("bytes>={bytes}")),
             self.max_bytes.map(|bytes| format!("bytes<={bytes}")),
             self.rank.map(|rank| format!("rank={rank}")),

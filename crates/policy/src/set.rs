@@ -1,5 +1,6 @@
 use crate::Rule;
-use crate::glob::{Candidates, Glob};
+use crate::names::Names;
+use retape_core::glob::Glob;
 use retape_core::{Decision, Ledger, Lint, Origin, Policy, PresetInfo, RuleInfo, ScopeSite, Site};
 
 /// Rules in order, of which the first that matches a value decides its mark.
@@ -71,7 +72,7 @@ impl RuleSet {
 
 impl Policy for RuleSet {
     fn mark(&self, site: &Site<'_>) -> Option<Decision> {
-        let paths = Candidates::new(site.path, || site.aliases());
+        let paths = Names::new(|| site.names());
         let rule = self.rules.iter().position(|rule| rule.accepts(site) && paths.any(rule.pattern()))?;
         Some(Decision { mark: self.rules[rule].mark(), rule })
     }
@@ -85,7 +86,7 @@ impl Policy for RuleSet {
     }
 
     fn is_segment(&self, scope: &ScopeSite<'_>) -> bool {
-        let paths = Candidates::new(scope.path, || scope.aliases());
+        let paths = Names::new(|| scope.names());
         self.segments.iter().any(|glob| paths.any(glob))
     }
 

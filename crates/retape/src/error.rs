@@ -3,8 +3,8 @@
 /// `Result` with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can go wrong in any of the crates. Their errors convert into it, so that one `?` does for all. The engine's own is
-/// always [`Error::Core`], also where a layer or a policy passed it on.
+/// What can go wrong in any of the crates. Their errors convert into it, so that one `?` does for all. The engine's own
+/// is always [`Error::Core`], also where a layer or a policy passed it on.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -23,9 +23,9 @@
 //! ```
 //!
 //! The parts, each a crate of its own: tensors, the tape, marks and the ledger (re-exported here), [`nn`] with layers and
-//! models, [`policy`] with rules and presets, and the devices [`cpu`] and [`meta`], with the feature `cuda` also `cuda`. A
-//! step on `meta` computes shapes and bytes only and shows what the same step will take on a real device. [`enum@Error`]
-//! takes in the errors of all parts; an op of your own returns the engine's, [`core::Error`].
+//! models, [`policy`] with rules and presets, and the devices [`cpu`] and [`meta`], with the feature `cuda` also
+//! `cuda`. A step on `meta` computes shapes and bytes only and shows what the same step will take on a real device.
+//! [`enum@Error`] takes in the errors of all parts; an op of your own returns the engine's, [`core::Error`].
 
 mod error;
 
@@ -45,7 +45,8 @@ pub mod prelude {
     pub use retape_core::ops::conv::{Conv, Padding};
     pub use retape_core::ops::pool::Pool;
     pub use retape_core::{
-        DType, Device, Gradients, Int8Spec, Ledger, Mark, Policy, Role, Tape, TapeOptions, Tensor, Var, Verify, scope,
+        DType, Device, Gradients, Int8Spec, Ledger, Mark, Policy, Role, Scope, Tape, TapeOptions, Tensor, Trace, Var,
+        Verify, scope,
     };
     pub use retape_nn::{
         AdamW, AdamWConfig, AttentionForm, Builder, Embedding, Gpt, GptConfig, Init, LayerNorm, Linear, Parameter,

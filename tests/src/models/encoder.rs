@@ -3,7 +3,8 @@ use retape_core::{Result, Role, Tape, Tensor, Var, scope};
 
 const HEADS: usize = 4;
 
-/// An encoder with norms after the sums and explicit attention in both directions; a padding mask hides the last tokens.
+/// An encoder with norms after the sums and explicit attention in both directions; a padding mask hides the last
+/// tokens.
 pub fn loss(tape: &Tape) -> Result<Var> {
     let from = Source::new(tape);
     let (batch, time, width) = (2, 48, 32);

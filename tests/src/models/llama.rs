@@ -7,7 +7,8 @@ const KV_HEADS: usize = 2;
 const SHARED: usize = 2;
 const SIZE: usize = 16;
 
-/// A decoder with RMS norms before the layers, grouped heads of keys and values, a gated feed-forward network and no biases.
+/// A decoder with RMS norms before the layers, grouped heads of keys and values, a gated feed-forward network and no
+/// biases.
 pub fn loss(tape: &Tape) -> Result<Var> {
     let from = Source::new(tape);
     let (batch, time, words) = (2, 64, 80);

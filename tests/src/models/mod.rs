@@ -1,5 +1,5 @@
-//! Small models of other kinds than GPT, in plain ops. Their scopes have the names that such models usually have, none like
-//! another's, and roles: what finds values by roles finds them in each.
+//! Small models of other kinds than GPT, in plain ops. Their scopes have the names that such models usually have, none
+//! like another's, and roles: what finds values by roles finds them in each.
 
 mod encoder;
 mod llama;

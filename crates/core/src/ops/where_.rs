@@ -96,6 +96,7 @@ impl Var {
 
     /// x with `value` where `mask` (bool) is true. Backward reads the mask.
     pub fn masked_fill(self, mask: impl Into<Var>, value: f64) -> Result<Var> {
+        self.tape().settle_operands(); // before the number is allocated, as before an op's result
         let value = Tensor::full(&self.tape().device(), &[], self.dtype(), value)?;
         let value = self.tape().constant(&value)?;
         self.masked_fill_with(mask, value)

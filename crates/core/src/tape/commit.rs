@@ -3,7 +3,7 @@
 //! So measuring a step, or running it dry, leaves all state as it was: neither ever commits.
 
 use super::{Tape, Var, unique};
-use crate::{Error, Kind, Result, Tensor};
+use crate::{Error, Result, Tensor};
 use std::fmt;
 
 /// Names a state across tapes: a running mean, a cache.
@@ -51,9 +51,15 @@ impl Tape {
             return Err(Error::OtherTape { what: "set_later", path: value.path() });
         }
         let tensor = value.tensor()?;
-        let made_here =
-            !matches!(tensor.storage().kind(), Kind::Parameter | Kind::Gradient | Kind::Optimizer | Kind::Input);
-        let tensor = match made_here && tensor.covers_storage() {
+        let made_here = {
+            let graph = self.graph();
+            !graph.nodes[graph.values[graph.root(value.key)].node].is_leaf()
+        };
+        let taken = self.0.changes.borrow().iter().any(|change| match change {
+            Change::State(id, other, _) => *id != state && other.shares_storage(&tensor),
+            Change::Other(_) => false,
+        });
+        let tensor = match made_here && !taken && tensor.covers_storage() {
             true => tensor,
             // A recorded op, so that a trace's runs take its memory, too.
             false => {
@@ -90,8 +96,9 @@ impl Tape {
         Ok(())
     }
 
-    /// Applies what was collected, in that order, each change once. Usually after `backward`, which leaves it waiting;
-    /// a tape that is dropped instead changes nothing.
+    /// Applies what was collected, in that order, each change once. A tape that is dropped instead changes nothing.
+    /// Call it after `backward`, which leaves the changes waiting: before, what it applies counts no longer as the
+    /// step's, and the step's peak may be below the predicted one.
     ///
     /// # Errors
     /// Nothing is applied where this fails: [`Error::DryRun`] on the meta device, or an error that the tape kept for

@@ -280,10 +280,20 @@ impl Graph {
         self.parked.get_or_insert(error);
     }
 
-    /// Takes the handles that an op was given by value: they go when the tape is next used. `output` is one of its outputs.
+    /// Takes the handles that an op was given by value: they go when the tape is next used. `output` is one of its
+    /// outputs.
     pub fn end_operands(&mut self, operands: SmallVec<[Var; 3]>, output: ValueKey) {
         self.latest = Some(self.values[self.root(output)].node);
         self.ended.extend(operands.into_iter().map(Var::into_key));
+    }
+
+    /// Whether the user holds a handle on this value, or, of a root, on a view of it: those that an op was given don't
+    /// count.
+    pub fn is_held(&self, value: ValueKey) -> bool {
+        let v = &self.values[value];
+        let is_of = |ended: ValueKey| if v.root == value { self.root(ended) == value } else { ended == value };
+        let ended = self.ended.iter().filter(|&&ended| is_of(ended)).count() as u32;
+        (if v.root == value { v.root_handles } else { v.handles }) > ended
     }
 
     /// Whether this value, or what it is a view of, is of the latest op, whose operands haven't settled yet.

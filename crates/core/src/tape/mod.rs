@@ -214,10 +214,13 @@ impl Tape {
     /// The graph for a call of the user: what the latest op was given by value settles first.
     fn try_graph(&self, what: &'static str) -> Result<RefMut<'_, Graph>> {
         self.settle_operands();
-        self.borrow(what)
+        let mut graph = self.borrow(what)?;
+        graph.note_let_go();
+        Ok(graph)
     }
 
-    /// The graph for a mark on a value or a fact of it: after either, the op that made it can still be marked `Recompute`.
+    /// The graph for a mark on a value or a fact of it: after either, the op that made it can still be marked
+    /// `Recompute`.
     fn graph_at(&self, value: ValueKey, what: &'static str) -> Result<RefMut<'_, Graph>> {
         let graph = self.borrow(what)?;
         if graph.made_by_latest(value) {
@@ -228,7 +231,7 @@ impl Tape {
     }
 
     /// Lets go of the handles that the latest op was given by value.
-    fn settle_operands(&self) {
+    pub(crate) fn settle_operands(&self) {
         let Ok(mut graph) = self.0.graph.try_borrow_mut() else { return };
         let ended = std::mem::take(&mut graph.ended);
         drop(graph);
@@ -255,7 +258,8 @@ impl Tape {
     }
 
     /// A leaf with a gradient. A tape of the meta device takes a tensor of any device here, by its shape alone: what
-    /// stands for it has its bytes, is counted as it is, and lives as long. Other tapes take tensors of their device only.
+    /// stands for it has its bytes, is counted as it is, and lives as long. Other tapes take tensors of their device
+    /// only.
     pub fn leaf(&self, tensor: &Tensor) -> Result<Var> {
         self.add_leaf(tensor, true, None)
     }
@@ -303,7 +307,6 @@ impl Tape {
         }
         let tensor = tensor.entering("leaf", &graph.device)?;
         let name = if parameter.is_some() { "parameter" } else { "leaf" };
-        graph.note_let_go();
         let keys = graph.insert_leaf(name, (*tensor).clone(), requires_grad, parameter);
         graph.note_leaf(keys[0], &tensor, requires_grad, parameter);
         if let Some(id) = parameter {

@@ -1,5 +1,7 @@
-//! `+ - * /` and unary `-` on values and numbers. An operand given by value ends there, one given as `&x` stays. Each gives
-//! a `Result`, which may be one side of the next operator: `&a * &b + c`. Two of them need a `?`: `(&a * &b)? + &c / d`.
+//! `+ - * /` and unary `-` on values and numbers. An operand given by value ends there, one given as `&x` stays.
+//!
+//! Each gives a `Result`, which may stand beside a value in the next operator: `&a * &b + c`. Beside another result or
+//! a number it needs a `?`: `(&a * &b)? + &c / d`, `(&a * &b)? * 2.0`.
 
 use super::Var;
 use crate::Result;

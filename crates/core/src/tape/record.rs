@@ -9,8 +9,8 @@ use smallvec::SmallVec;
 use std::rc::Rc;
 
 impl Tape {
-    /// Runs an op and records it. The first input's tape decides. The inputs' handles go when the tape is next used, see
-    /// [`Var`]; where the op fails, they go at once.
+    /// Runs an op and records it. The first input's tape decides. The inputs' handles go when the tape is next used,
+    /// see [`Var`]; where the op fails, they go at once.
     pub(super) fn record(&self, op: Rc<Op>, inputs: SmallVec<[Var; 3]>) -> Result<SmallVec<[Var; 1]>> {
         let rule = op.rule();
         let name = rule.name();
@@ -121,7 +121,7 @@ impl Tape {
             .zip(&promised)
             .map(|(tensor, o)| NewValue { tensor, exact: o.statistic, visible: !o.statistic })
             .collect();
-        graph.tell(|g| Event::Op(op.clone(), inputs.iter().map(|v| g.values[v.key].id).collect()));
+        graph.tell(|g| Event::Op(op.clone(), g.operands(&inputs)));
         if paused {
             // Every output is a constant: it has no history that could keep its inputs.
             let keys = graph.insert_constants(name, outputs);

@@ -114,10 +114,11 @@ impl ScopeFrame {
     }
 }
 
-/// What a scope is: its name, and perhaps a role, a mark for its values, and whether it is a segment. [`scope`] makes one.
+/// What a scope is: its name, and perhaps a role, a mark for its values, and whether it is a segment. [`scope`] makes
+/// one.
 ///
-/// A scope covers the values made inside that don't outlive it: one whose handle is still held when the scope closes (its
-/// output) belongs to the scope around it, by path (it bears the closed scope's path) and by mark.
+/// A scope covers the values made inside that don't outlive it: one whose handle is still held when the scope closes
+/// (its output) belongs to the scope around it, by path (it bears the closed scope's path) and by mark.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use = "a scope is described, not opened; give it to `Tape::scope` or to `within`"]
 pub struct Scope {
@@ -146,7 +147,8 @@ pub fn scope(name: impl Into<String>) -> Scope {
 
 impl Scope {
     /// The scope of the layer whose parameters lie under `path`. What is inside has this path too: of the path, a layer
-    /// adds what the innermost open layer that it is part of doesn't have. Scopes of other kinds between the two add theirs.
+    /// adds what the innermost open layer that it is part of doesn't have. Scopes of other kinds between the two add
+    /// theirs.
     pub fn of_layer(path: impl Into<String>) -> Scope {
         Scope { of_layer: true, ..scope(path) }
     }
@@ -193,14 +195,14 @@ impl From<&Scope> for Scope {
 }
 
 impl Tape {
-    /// Opens a scope; it closes when the guard is dropped. Declare the guard before the values that the scope shall cover:
-    /// locals are dropped in reverse order. [`within`](Tape::within) needs no such care.
+    /// Opens a scope; it closes when the guard is dropped. Declare the guard before the values that the scope shall
+    /// cover: locals are dropped in reverse order. [`within`](Tape::within) needs no such care.
     pub fn scope(&self, scope: impl Into<Scope>) -> ScopeGuard {
         ScopeGuard::open(self, scope.into())
     }
 
-    /// Runs `f` in a scope. With `.mark(Mark::Recompute)` it is what other engines call a checkpoint: it holds what `f` takes
-    /// from outside and its result, and replays the inside once when backward gets there.
+    /// Runs `f` in a scope. With `.mark(Mark::Recompute)` it is what other engines call a checkpoint: it holds what `f`
+    /// takes from outside and its result, and replays the inside once when backward gets there.
     pub fn within<T>(&self, scope: impl Into<Scope>, f: impl FnOnce() -> T) -> T {
         let _scope = self.scope(scope);
         f()
@@ -275,8 +277,9 @@ impl Graph {
 
 impl Drop for ScopeGuard {
     fn drop(&mut self) {
-        // A policy that holds and drops one leaves it open, until the scope around it closes.
-        let Some(mut graph) = self.tape.graph_or_park("scope") else { return };
+        // What the latest op was given settles later: a mark on what a closure in the scope returns is in time. A
+        // policy that holds and drops a guard leaves the scope open, until the one around it closes.
+        let Some(mut graph) = self.tape.or_park("scope", self.tape.borrow("scope")) else { return };
         // It may have closed with a scope around it; another may be open at its depth.
         if graph.scopes.get(self.depth).is_none_or(|s| s.id != self.id) {
             return;
@@ -295,12 +298,11 @@ fn close(graph: &mut Graph) {
     let outer_segment = graph.scopes[level].segment;
     let path: Rc<str> = frame.path.as_str().into();
     for key in frame.values {
-        let Some(value) = graph.values.get(key) else { continue };
-        let is_root = value.root == key;
-        let survives = if is_root { value.root_handles > 0 } else { value.handles > 0 };
-        if !survives {
+        if !graph.values.contains_key(key) || !graph.is_held(key) {
             continue;
         }
+        let value = &graph.values[key];
+        let is_root = value.root == key;
         let unsettled = matches!(value.stored, Stored::Unsettled);
         let (roles, output_of) = (graph.scopes[level].roles, value.output_of.and(frame.role));
         let value = &mut graph.values[key];

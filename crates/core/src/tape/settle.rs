@@ -47,8 +47,8 @@ impl Graph {
         true
     }
 
-    /// One handle less on each of these values, in order. What is to be quantized is for the caller, when all have gone: so a
-    /// weight that was cast for an op is free before the op's input is stored as int8.
+    /// One handle less on each of these values, in order. What is to be quantized is for the caller, when all have
+    /// gone: so a weight that was cast for an op is free before the op's input is stored as int8.
     pub fn release_handles(&mut self, values: impl IntoIterator<Item = ValueKey>) -> Vec<PendingQuantize> {
         let mut handles: SmallVec<[(ValueKey, bool); 3]> = SmallVec::new();
         let mut gone = SmallVec::new();
@@ -61,7 +61,11 @@ impl Graph {
         if !gone.is_empty() {
             self.tell(|_| Event::Release(gone));
         }
-        handles.into_iter().filter_map(|(value, last)| self.release_handle(value, last)).collect()
+        let mut pending: Vec<PendingQuantize> =
+            handles.into_iter().filter_map(|(value, last)| self.release_handle(value, last)).collect();
+        // A later handle's going may have taken the only reader of an earlier value, and the value with it.
+        pending.retain(|p| self.values.get(p.value).is_some_and(|v| matches!(v.stored, Stored::Full(_))));
+        pending
     }
 
     /// Nodes that nothing uses any more leave the tape, and with its last handle the root settles.

@@ -28,7 +28,8 @@ pub(crate) enum Event {
     },
     /// A handle on a parameter's leaf once more.
     Reopen(u64),
-    Op(Rc<Op>, SmallVec<[u64; 3]>),
+    /// An op and its operands.
+    Op(Rc<Op>, SmallVec<[Operand; 3]>),
     /// The last handles of these went, all before any was quantized.
     Release(SmallVec<[u64; 3]>),
     /// The user has a value's tensor, and holds it until [`LetGo`](Event::LetGo).
@@ -40,6 +41,14 @@ pub(crate) enum Event {
     Mark(u64, Mark),
     Pause,
     Resume,
+}
+
+/// A value that an op was given.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Operand {
+    id: u64,
+    /// The user has no handle on it any more.
+    ends: bool,
 }
 
 /// Where a leaf's tensor comes from.
@@ -99,6 +108,16 @@ impl Recording {
 }
 
 impl Graph {
+    /// What is noted of an op's operands, before their handles go.
+    pub fn operands(&self, inputs: &[Var]) -> SmallVec<[Operand; 3]> {
+        let operand = |v: &Var| {
+            let given = self.ended.iter().copied().chain(inputs.iter().map(|v| v.key));
+            let value = &self.values[v.key];
+            Operand { id: value.id, ends: given.filter(|&key| key == v.key).count() as u32 == value.handles }
+        };
+        inputs.iter().map(operand).collect()
+    }
+
     pub fn push_event(&mut self, event: Event) {
         if let Some(recording) = &mut self.recording {
             recording.events.push(event);
@@ -255,8 +274,8 @@ impl Trace {
     /// Runs `forward` once on a tape of the meta device `device`, noting what it tells the tape, up to the loss that it
     /// returns. Where there is a `policy`, its marks count as given: a run's policy can't overrule them.
     ///
-    /// `forward` may be over a model of any device: a tape of the meta device takes its tensors by their shapes. What it
-    /// takes is counted as theirs, see [`Tape::leaf`]. No state is committed.
+    /// `forward` may be over a model of any device: a tape of the meta device takes its tensors by their shapes. What
+    /// it takes is counted as theirs, see [`Tape::leaf`]. No state is committed.
     ///
     /// What `forward` leaves behind counts too: a value whose handle it has put away, or whose tensor, is held through
     /// backward. Tensors that it makes and that become leaves count from there until they are let go of, which is seen
@@ -289,7 +308,6 @@ impl Trace {
         }
         let mut graph = tape.try_graph("Trace::record")?;
         graph.check("Trace::record", None)?;
-        graph.note_let_go();
         let recording = graph.recording.take().unwrap_or_else(Recording::new);
         let mut trace = Trace {
             device: device.clone(),
@@ -483,9 +501,9 @@ impl Trace {
             }
             handles[id] = Some(var);
         };
-        let held = |handles: &'_ [Option<Var>], id: u64| -> Result<Var> {
-            handles.get(id as usize).and_then(Option::clone).ok_or_else(|| Trace::diverged(id))
-        };
+        fn held(handles: &[Option<Var>], id: u64) -> Result<&Var> {
+            handles.get(id as usize).and_then(Option::as_ref).ok_or_else(|| Trace::diverged(id))
+        }
         for event in &self.events {
             match event {
                 Event::Open(scope) => scopes.push(tape.scope(scope)),
@@ -526,8 +544,18 @@ impl Trace {
                     hold(&mut handles, Var { tape: tape.clone(), key: *key });
                 }
                 Event::Op(op, inputs) => {
-                    let inputs = inputs.iter().map(|&id| held(&handles, id)).collect::<Result<_>>()?;
-                    let outputs = tape.record(op.clone(), inputs)?;
+                    let mut operands: SmallVec<[Var; 3]> = SmallVec::new();
+                    for (i, operand) in inputs.iter().enumerate() {
+                        let again = inputs[i + 1..].iter().any(|later| later.id == operand.id);
+                        let own = handles.get_mut(operand.id as usize).filter(|_| operand.ends && !again);
+                        // Without a clone, which would be a use of the tape: the recorded call was none.
+                        let var = match own.and_then(Option::take) {
+                            Some(var) => var,
+                            None => held(&handles, operand.id)?.clone(),
+                        };
+                        operands.push(var);
+                    }
+                    let outputs = tape.record(op.clone(), operands)?;
                     outputs.into_iter().for_each(|output| hold(&mut handles, output));
                 }
                 Event::Take(id) => drop(taken.insert(*id, held(&handles, *id)?.tensor()?)),
@@ -547,7 +575,7 @@ impl Trace {
                 Event::Resume => tape.0.paused.update(|open| open - 1),
             }
         }
-        Ok((held(&handles, self.loss)?, Kept { _handles: handles, _tensors: taken, _scopes: scopes }))
+        Ok((held(&handles, self.loss)?.clone(), Kept { _handles: handles, _tensors: taken, _scopes: scopes }))
     }
 
     fn diverged(id: u64) -> Error {

@@ -18,8 +18,9 @@ use std::rc::Rc;
 ///
 /// # The last use ends a handle
 ///
-/// Ops take their operands by value, so `let h = h.relu()?` lets go of the old value. To use a value again, give a clone (a
-/// counted handle, no copy of numbers) or a reference where an op takes `impl Into<Var>`, and the value itself at the end:
+/// Ops take their operands by value, so `let h = h.relu()?` lets go of the old value. To use a value again, give a
+/// clone (a counted handle, no copy of numbers) or a reference where an op takes `impl Into<Var>`, and the value itself
+/// at the end:
 ///
 /// ```
 /// # use retape_core::{DType, Result, Tape, Tensor, Var, meta};
@@ -34,9 +35,11 @@ use std::rc::Rc;
 /// # Ok::<(), retape_core::Error>(())
 /// ```
 ///
-/// What an op was given by value ends when the op has been recorded, the first operand first. It *settles* when the tape is
-/// next used, before that call allocates; marks and facts of the op's results and views of them don't count. An op that
-/// fails records nothing and takes no random number. What it was given by value is dropped: to try again, give clones.
+/// What an op was given by value ends when the op has been recorded, the first operand first. It *settles* when the
+/// tape is next used, before that call allocates. What doesn't count: marks and facts of the op's results, views of
+/// them, and the closing of scopes. So `layer.forward(x)?.recompute()?` is in time, too. Of several results all must be
+/// held until then. An op that fails records nothing and takes no random number. What it was given by value is dropped:
+/// to try again, give clones.
 ///
 /// # What the compiler says
 ///
@@ -149,8 +152,8 @@ impl Var {
         let graph = self.tape.or_park(what, self.tape.graph_at(self.key, what));
         graph.map(|graph| fact(&graph.values[self.key]))
     }
-    /// The tensor: always the exact one, whatever the mark. On a tape of the meta device it is a tensor of the meta device,
-    /// also where a leaf's own is another's.
+    /// The tensor: always the exact one, whatever the mark. On a tape of the meta device it is a tensor of the meta
+    /// device, also where a leaf's own is another's.
     pub fn tensor(&self) -> Result<Tensor> {
         let mut graph = self.tape.graph_at(self.key, "tensor")?;
         graph.note_taken(self.key);

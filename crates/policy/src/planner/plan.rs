@@ -1,7 +1,8 @@
 //! A plan, as a policy and as a file of rules.
 
 use super::graph::{Draft, Graph, like};
-use crate::glob::{Candidates, Glob};
+use crate::names::Names;
+use retape_core::glob::Glob;
 use retape_core::{
     Decision, Ledger, Lint, Mark, Origin, Policy, PresetInfo, Rounding, RuleInfo, ScopeSite, Site, Trace,
 };
@@ -117,7 +118,7 @@ impl Policy for Plan {
     }
 }
 
-/// The scopes that a plan makes segments of: blocks, and where nothing has a role, what goes by a number.
+/// The scopes that a plan makes segments of: blocks by their role, and scopes that go by a number.
 const SEGMENTS: [&str; 2] = ["**.blocks.*", "**.[0-9]*"];
 
 /// Marks by the number of the value, under what the trace was recorded with.
@@ -177,7 +178,7 @@ impl Policy for PlanMarks {
     }
 
     fn is_segment(&self, scope: &ScopeSite<'_>) -> bool {
-        let paths = Candidates::new(scope.path, || scope.aliases());
+        let paths = Names::new(|| scope.names());
         self.segments.iter().any(|glob| paths.any(glob))
             || self.given.as_ref().is_some_and(|policy| policy.is_segment(scope))
     }

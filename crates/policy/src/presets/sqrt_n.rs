@@ -1,7 +1,7 @@
 use super::rule;
 use crate::RuleSet;
-use crate::glob::Glob;
 use retape_core::Mark;
+use retape_core::glob::Glob;
 use std::fmt::Display;
 
 /// Keeps the output of every `every`-th of the `blocks` blocks and recomputes all else in them, and makes each block a

@@ -1,47 +1,23 @@
 //! Globs over paths whose segments are separated by `.`; they are globset's, with `.` in the place of `/`.
 
 use globset::{GlobBuilder, GlobMatcher};
-use std::cell::OnceCell;
 
-/// A compiled pattern.
+/// A compiled pattern of paths: of values and scopes in a policy's rules, of parameters' names where some are frozen.
+/// The docs of policies' rules say what patterns mean.
 #[derive(Debug, Clone)]
-pub(crate) struct Glob {
-    pub text: String,
+pub struct Glob {
+    text: String,
     matcher: GlobMatcher,
 }
 
-/// A path in the form that globs are matched against, made once for all the rules of a set.
-pub(crate) struct Candidate(String);
+/// A path in the form that globs are matched against, made once for many.
+#[derive(Debug, Clone)]
+pub struct Candidate(String);
 
 impl Candidate {
+    /// This path.
     pub fn new(path: &str) -> Self {
         Candidate(path.replace('.', "/"))
-    }
-}
-
-/// What a pattern is matched against: a path, and the same path by the numbers of its blocks. Each is made when asked
-/// for.
-pub(crate) struct Candidates<'a, A> {
-    path: &'a str,
-    /// Gives the aliases.
-    aliases: A,
-    made: OnceCell<Candidate>,
-    made_aliases: OnceCell<Vec<Candidate>>,
-}
-
-impl<'a, A: Fn() -> I, I: Iterator<Item = String>> Candidates<'a, A> {
-    pub fn new(path: &'a str, aliases: A) -> Self {
-        Candidates { path, aliases, made: OnceCell::new(), made_aliases: OnceCell::new() }
-    }
-
-    /// Whether the pattern matches the path or one of its aliases.
-    pub fn any(&self, glob: &Glob) -> bool {
-        if glob.text == "**" {
-            return true;
-        }
-        let made = || (self.aliases)().map(|alias| Candidate::new(&alias)).collect();
-        glob.is_match(self.made.get_or_init(|| Candidate::new(self.path)))
-            || self.made_aliases.get_or_init(made).iter().any(|alias| glob.is_match(alias))
     }
 }
 
@@ -49,7 +25,7 @@ impl<'a, A: Fn() -> I, I: Iterator<Item = String>> Candidates<'a, A> {
 const LONGEST: usize = 1 << 16;
 
 /// A pattern for a message: its start, where it is long.
-pub(crate) fn shortened(text: &str) -> String {
+pub fn shortened(text: &str) -> String {
     match text.char_indices().nth(200) {
         Some((end, _)) => format!("{}..", &text[..end]),
         None => text.to_owned(),
@@ -88,6 +64,12 @@ impl Glob {
         Ok(Glob { text: text.to_owned(), matcher: glob.compile_matcher() })
     }
 
+    /// The pattern as it was written.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether the pattern matches the whole path.
     pub fn is_match(&self, path: &Candidate) -> bool {
         self.matcher.is_match(&path.0)
     }
