@@ -116,7 +116,8 @@ impl Ledger {
 
 impl fmt::Display for Ledger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self.values.iter().map(|v| v.path.len()).max().unwrap_or(0).max(4);
+        // A longer path than 200 letters stands out of its column; formatting takes no more than 65,535.
+        let width = self.values.iter().map(|v| v.path.chars().count()).max().unwrap_or(0).clamp(4, 200);
         writeln!(
             f,
             "{:width$}  {:12} {:20} {:>12} {:>12}  {:9} {:>12} {:>5}  rule",

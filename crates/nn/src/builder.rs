@@ -144,7 +144,7 @@ impl Builder {
     ///
     /// # Errors
     /// [`Error::DuplicateName`] for a path that has a parameter, [`Error::Input`] for an `init` out of its range and
-    /// for a path with an empty segment. Of a file: [`Error::MissingTensor`], [`Error::WrongShape`],
+    /// for a path that no pattern could name. Of a file: [`Error::MissingTensor`], [`Error::WrongShape`],
     /// [`Error::WrongDType`].
     pub fn parameter(&self, name: &str, shape: &[usize], init: Init) -> Result<Parameter> {
         let Shared { device, dtype, source, .. } = &*self.shared;
@@ -231,12 +231,15 @@ impl Builder {
     }
 }
 
-/// Fails for a path that patterns could hardly name.
+/// Fails for a path that patterns can't name, or a file of tensors can't hold.
 fn check_path(path: &str) -> Result<()> {
-    if path.split('.').all(|segment| !segment.is_empty()) {
-        return Ok(());
-    }
-    let reason = format!("the parameter's path `{path}` has an empty segment; give each part a name, as `up.weight`");
+    let wrong = match path {
+        "__metadata__" => "is what a safetensors file calls its texts",
+        _ if path.contains('/') => "contains `/`; parts are separated by `.`",
+        _ if path.split('.').any(str::is_empty) => "has an empty segment",
+        _ => return Ok(()),
+    };
+    let reason = format!("the parameter's path `{path}` {wrong}; give each part a name, as in `up.weight`");
     Err(Error::Input { layer: "Builder", reason })
 }
 

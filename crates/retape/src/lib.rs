@@ -50,7 +50,7 @@ pub mod prelude {
     };
     pub use retape_nn::{
         AdamW, AdamWConfig, AttentionForm, Builder, Embedding, Gpt, GptConfig, Init, LayerNorm, Linear, Parameter,
-        Parameters, Random, clip_grad_norm,
+        Parameters, Random, State, clip_grad_norm,
     };
     pub use retape_policy::{ModelShape, Rule, RuleSet};
 }

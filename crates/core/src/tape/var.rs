@@ -62,6 +62,9 @@ use std::rc::Rc;
 /// }
 /// ```
 ///
+/// *Mismatched types* of errors: ops return core's error, and a function of yours another one. Let `?` convert it:
+/// `Ok(x.add(y)?)`. Where a closure in `within` ends so, name its error: `Ok::<_, Error>(x.add(y)?)`.
+///
 /// *Type annotations needed* for `None`: a function of your own takes an `Option` of any type that becomes a `Var`, and
 /// `None` doesn't say which. Take `Option<Var>`, as ops do; then `None` is enough, and a bias that is used again is
 /// `Some(bias.clone())`.

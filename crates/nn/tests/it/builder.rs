@@ -228,3 +228,18 @@ fn nested() {
     assert_eq!(models[1].loss(&tape, &tokens, &tokens).unwrap().path(), "b.loss");
     assert_eq!(models[1].embed(&tape, &tokens).unwrap().path(), "b.transformer.embed");
 }
+
+/// Paths that no pattern could name, or no file hold, are refused; so is a tie to what another builder has made.
+#[test]
+fn odd_paths_and_foreign_ties_are_refused() {
+    let device = retape_core::meta();
+    let builder = Builder::init(&device, DType::F32, 0);
+    let foreign = Builder::init(&device, DType::F32, 0).parameter("wte", &[2], Init::ZEROS).unwrap();
+    for (path, name) in [("", ""), ("a", ".b"), ("a..b", "c"), ("", "__metadata__"), ("a/b", "c")] {
+        let error = builder.pp(path).parameter(name, &[2], Init::ZEROS).unwrap_err().to_string();
+        assert!(error.contains("up.weight"), "{path}, {name}: {error}");
+    }
+    let error = builder.tie("head", &foreign).unwrap_err().to_string();
+    assert!(error.contains("wte") && error.contains("hasn't made"), "{error}");
+    assert!(builder.parameters().is_empty());
+}
