@@ -178,11 +178,11 @@ pub enum Error {
         other: String,
     },
     /// A pattern can't be read, or matches no parameter.
-    #[error("the pattern `{pattern}` {reason}")]
+    #[error("{reason}")]
     Pattern {
         /// Its start, where it is long.
         pattern: String,
-        /// What is wrong, and near names.
+        /// The pattern, what is wrong with it, and near names.
         reason: String,
     },
     /// A parameter or a state was to be replaced by a tensor of another shape, dtype or device.

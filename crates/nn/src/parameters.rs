@@ -48,7 +48,8 @@ impl Parameters {
         };
         let matching: Vec<&Parameter> = self.iter().filter(|p| glob.is_match(&Candidate::new(p.name()))).collect();
         if matching.is_empty() {
-            return wrong(format!("matches no parameter{}", self.near(pattern)));
+            let near = self.near(pattern);
+            return wrong(format!("the pattern `{}` matches no parameter{near}", shortened(pattern)));
         }
         matching.iter().for_each(|p| p.set_requires_grad(requires_grad));
         Ok(matching.len())

@@ -112,7 +112,7 @@ fn frozen_by_name() {
         ("a/b", "segments are separated by `.`"),
         ("a**", "inside a segment"),
         ("a.{b", "can't be read"),
-        (&"*.".repeat(1 << 16)[..], "write several patterns"),
+        (&"*.".repeat(1 << 16)[..], "has 131072 bytes, more than"),
     ] {
         assert!(error(pattern).contains(reason), "{}", error(pattern));
     }
@@ -206,9 +206,10 @@ fn tied_weights() {
     with_head(wte.transpose(0, 1).unwrap()).unwrap_err();
 
     let builder = Builder::init(&device, DType::F64, 0);
-    builder.tie("a", &parameter(&device, "w", &[1], &[1.0])).unwrap();
+    let w = builder.parameter("w", &[1], Init::ONES).unwrap();
+    builder.tie("a", &w).unwrap();
     assert!(matches!(builder.parameter("a", &[1], Init::ONES), Err(Error::DuplicateName { .. })));
-    assert_eq!(builder.parameters().len(), 0);
+    assert_eq!(builder.parameters().len(), 1);
 }
 
 /// A model in a model: its parameters and its values are under its path.

@@ -281,6 +281,7 @@ fn a_cast_weight_goes_first() {
     device.meter().reset_peak();
     let y = layer.forward(h).unwrap();
     assert_eq!(device.meter().step_peak() - before, 2 * 64 * 64 * 2, "the cast weight and y");
+    assert_eq!(tape.saved_bytes(), 64 * 64 + 64 * 4, "int8 of h");
     assert_eq!(device.meter().step_live() - before, 64 * 64 + 64 * 4, "y and int8 of h, without h");
     drop(y);
 }
