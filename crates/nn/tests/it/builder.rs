@@ -1,4 +1,4 @@
-use crate::{Scratch, parameter, small};
+use crate::{Scratch, small};
 use retape_core::{DType, Kind, Role, Tape, Tensor, meta};
 use retape_nn::checkpoint::{Cast, NamedTensor, save, save_parameters};
 use retape_nn::{AttentionForm, Builder, Error, Gpt, GptConfig, Init, Linear, Parameter, Parameters};
