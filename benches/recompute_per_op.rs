@@ -7,23 +7,20 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use retape_benches::normal;
 use retape_core::{Mark, Result, Tape, Var};
 
-type Build = fn(&Var, &Var) -> Result<Var>;
+type Build = fn(Var, &Var) -> Result<Var>;
 
 const OPS: &[(&str, Build)] = &[
-    ("linear", |x, w| x.clone().linear(w, None)),
-    ("gelu_tanh", |x, _| x.clone().gelu_tanh()),
-    ("softmax", |x, _| x.clone().softmax()),
-    ("layer_norm", |x, _| x.clone().layer_norm(None, None, 1e-5)),
+    ("linear", |x, w| x.linear(w, None)),
+    ("gelu_tanh", |x, _| x.gelu_tanh()),
+    ("softmax", |x, _| x.softmax()),
+    ("layer_norm", |x, _| x.layer_norm(None, None, 1e-5)),
     ("mul", |x, _| x.clone().mul(x)),
 ];
 
 fn step(tape: &Tape, x: &Var, w: &Var, op: Build, mark: Mark) -> Result<()> {
     let h = x.clone().gelu_tanh()?;
     h.set_mark(mark)?;
-    let y = op(&h, w)?;
-    drop(h);
-    let loss = y.clone().sum()?;
-    drop(y);
+    let loss = op(h, w)?.sum()?;
     tape.backward(&loss)?;
     Ok(())
 }

@@ -39,7 +39,7 @@ impl Tape {
     /// for one state the last counts.
     ///
     /// The tensor holds no history and has no gradient. It lives, and is counted, until it is applied or the tape goes.
-    /// A view, a parameter, an input or another state is copied here, so that the state gets a tensor of its own.
+    /// A leaf, a view, or what another state becomes is copied here, so that the state gets a tensor of its own.
     /// `apply` can't fail: check what may be wrong before.
     ///
     /// # Errors
