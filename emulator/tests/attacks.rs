@@ -1,7 +1,7 @@
 //! Hostile use of the CUDA backend: what is out of range, too long, empty, not finite, from many threads.
 
 use retape_core::ops::attention::AttentionOptions;
-use retape_core::{DType, Device, Error, Kind, Result, Tape, TapeOptions, Tensor, Var};
+use retape_core::{DType, Device, Error, MemoryKind, Result, Tape, TapeOptions, Tensor, Var};
 use retape_cuda_emulator::device;
 
 /// Numbers in [-1, 1), a pure function of the seed.
@@ -15,7 +15,7 @@ fn numbers(seed: u64, len: usize) -> Vec<f64> {
 }
 
 fn tensor(device: &Device, shape: &[usize], values: &[f64], dtype: DType) -> Tensor {
-    Tensor::from_slice(device, shape, values).unwrap().cast(dtype, Kind::Input).unwrap()
+    Tensor::from_slice(device, shape, values).unwrap().cast(dtype, MemoryKind::Input).unwrap()
 }
 
 /// The result of `f` of these inputs, and all its inputs' gradients.
@@ -289,7 +289,7 @@ fn nine_dimensions() {
     let order = [8, 6, 4, 2, 0, 7, 5, 3, 1];
     let run = |device: &Device| {
         let x = tensor(device, &shape, &numbers(1, 512), DType::F32).permute(&order).unwrap();
-        let copied = x.copy(Kind::Input).map(|y| y.to_f64_vec().unwrap());
+        let copied = x.copy(MemoryKind::Input).map(|y| y.to_f64_vec().unwrap());
         copied.map(|copied| {
             (copied, results(device, &[x], &|x| x[0].clone().exp()?.sum_dims(&[0, 3, 8], false)).unwrap())
         })
@@ -315,7 +315,7 @@ fn two_devices() {
     assert!(matches!(mixed, Err(Error::DeviceMismatch { .. })), "{mixed:?}");
     drop(one);
     drop((x, tape));
-    let z = y.cast(DType::F64, Kind::Input).unwrap();
+    let z = y.cast(DType::F64, MemoryKind::Input).unwrap();
     assert_eq!(z.to_f64_vec().unwrap(), [1.0, 2.0, 3.0]);
 }
 

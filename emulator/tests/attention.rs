@@ -4,8 +4,8 @@
 //! Tensors lie in storage full of NaN, in several layouts; outputs are NaN before, and what lies around them has to stay.
 
 use half::{bf16, f16};
-use retape_core::kernel::{AttentionSpec, RandomStream, Segments};
-use retape_core::ops::{Op, Rule, attention::Attention};
+use retape_core::kernel::{AttentionSpec, RandomStream, Sequences};
+use retape_core::ops::{Op, OpRule, attention::Attention};
 use retape_core::{DType, Device, Kernel, Tape, Tensor};
 use retape_tests::choices::Choices;
 use retape_tests::programs::Dice;
@@ -170,7 +170,7 @@ struct Case {
     /// Factor on the usual scale.
     scale: f64,
     /// Bounds of queries and keys.
-    segments: Option<(&'static [usize], &'static [usize])>,
+    sequences: Option<(&'static [usize], &'static [usize])>,
 }
 
 const PLAIN: Case = Case {
@@ -186,7 +186,7 @@ const PLAIN: Case = Case {
     layout: Layout::Plain,
     spread: 1.0,
     scale: 1.0,
-    segments: None,
+    sequences: None,
 };
 
 /// Numbers in about [-1.7, 1.7], of variance 1.
@@ -276,7 +276,7 @@ impl Case {
         let mask = self.mask(device, dtype);
         let scores = [self.batch, self.heads.0, self.times.0, self.times.1];
         let repeated = mask.map(|mask| mask.view.expand(&scores).unwrap());
-        let segments = self.segments.map(|(queries, keys)| Segments { queries, keys });
+        let sequences = self.sequences.map(|(queries, keys)| Sequences { queries, keys });
         let spec = AttentionSpec {
             scale: self.scale / (self.sizes.0 as f64).sqrt(),
             causal: self.causal,
@@ -292,16 +292,16 @@ impl Case {
             let [out, stats, delta] = [&out.view, &stats.view, &delta.view];
             let [dq, dk, dv] = [&dq.view, &dk.view, &dv.view];
             let mask = repeated.as_ref();
-            run(Kernel::Attention { q, k, v, mask, segments, spec, out, stats });
+            run(Kernel::Attention { q, k, v, mask, sequences, spec, out, stats });
             run(Kernel::AttentionDelta { o: out, g, delta });
             if !subtract {
                 run(Kernel::Fill { value: 0.0, out: delta });
             }
-            run(Kernel::AttentionGradKv { q, k, v, mask, segments, g, stats, delta, spec, dk, dv });
-            run(Kernel::AttentionGradQ { q, k, v, mask, segments, g, stats, delta, spec, dq });
+            run(Kernel::AttentionGradKv { q, k, v, mask, sequences, g, stats, delta, spec, dk, dv });
+            run(Kernel::AttentionGradQ { q, k, v, mask, sequences, g, stats, delta, spec, dq });
             if let Some(dmask) = &dmask {
                 let dmask = &dmask.view;
-                run(Kernel::AttentionGradMask { q, k, v, mask, segments, g, stats, delta, spec, dmask });
+                run(Kernel::AttentionGradMask { q, k, v, mask, sequences, g, stats, delta, spec, dmask });
             }
         }
         let mut outputs = vec![("out", out), ("stats", stats), ("delta", delta), ("dq", dq), ("dk", dk), ("dv", dv)];
@@ -465,7 +465,7 @@ fn ragged() {
         [(&[0, 70, 70, 73, 140], &[0, 65, 80, 80, 150]), (&[0, 5, 135, 140, 140], &[0, 5, 135, 140, 150])];
     let mut n = 0;
     for dtype in DTYPES {
-        for segments in bounds {
+        for sequences in bounds {
             for (mask, dropout) in [(MaskKind::None, 0.0), (MaskKind::Adds, 0.0), (MaskKind::AddsToKeys, 0.2)] {
                 let case = Case {
                     dtype,
@@ -477,7 +477,7 @@ fn ragged() {
                     mask,
                     dropout,
                     layout: LAYOUTS[n % LAYOUTS.len()],
-                    segments: Some(segments),
+                    sequences: Some(sequences),
                     ..PLAIN
                 };
                 case.check(&device);
@@ -554,8 +554,8 @@ fn equal_scores_over_many_tiles() {
         let stream = RandomStream { seed: 0, counter: 0 };
         let scale = 1.0 / (size as f64).sqrt();
         let spec = AttentionSpec { scale, causal: false, window: None, dropout: 0.0, stream };
-        let (mask, segments) = (None, None);
-        let kernel = Kernel::Attention { q: &q, k: &k, v: &v, mask, segments, spec, out: &out, stats: &stats };
+        let (mask, sequences) = (None, None);
+        let kernel = Kernel::Attention { q: &q, k: &k, v: &v, mask, sequences, spec, out: &out, stats: &stats };
         device.run(&kernel).unwrap();
         for b in out.to_bytes().unwrap().chunks(dtype.size()) {
             let x = decode(dtype, b);
@@ -586,12 +586,12 @@ fn rows_hidden_by_large_numbers() {
             let stream = RandomStream { seed: 0, counter: 0 };
             let spec = AttentionSpec { scale: 0.25, causal: false, window: None, dropout: 0.0, stream };
             let (q, k, v, g, out, stats, delta) = (&q, &k, &v, &g, &out, &stats, &delta);
-            let (mask, segments) = (Some(&mask), None);
+            let (mask, sequences) = (Some(&mask), None);
             let run = |kernel: Kernel<'_>| device.run(&kernel).unwrap();
-            run(Kernel::Attention { q, k, v, mask, segments, spec, out, stats });
+            run(Kernel::Attention { q, k, v, mask, sequences, spec, out, stats });
             run(Kernel::AttentionDelta { o: out, g, delta });
-            run(Kernel::AttentionGradKv { q, k, v, mask, segments, g, stats, delta, spec, dk: &dk, dv: &dv });
-            run(Kernel::AttentionGradQ { q, k, v, mask, segments, g, stats, delta, spec, dq: &dq });
+            run(Kernel::AttentionGradKv { q, k, v, mask, sequences, g, stats, delta, spec, dk: &dk, dv: &dv });
+            run(Kernel::AttentionGradQ { q, k, v, mask, sequences, g, stats, delta, spec, dq: &dq });
             for (name, tensor) in [("out", out), ("dq", &dq), ("dk", &dk), ("dv", &dv)] {
                 let bytes = tensor.to_bytes().unwrap();
                 // No weight is above 1, and no number is above 2.
@@ -602,16 +602,16 @@ fn rows_hidden_by_large_numbers() {
     }
 }
 
-/// More bounds of segments than are kept on the device at a time: none goes before its launch.
+/// More bounds of sequences than are kept on the device at a time: none goes before its launch.
 #[test]
 fn many_segments() {
     let device = retape_cuda_emulator::device();
     let bounds = |first: usize| -> &'static [usize] { Box::leak(Box::new([0, first, 90])) };
     let case = Case { times: (90, 90), sizes: (8, 8), ..PLAIN };
     // One list for queries and keys first, then two at a time: an odd number of them.
-    Case { segments: Some((bounds(45), bounds(45))), ..case }.check(&device);
+    Case { sequences: Some((bounds(45), bounds(45))), ..case }.check(&device);
     for i in 0..40 {
-        Case { segments: Some((bounds(i), bounds(90 - i))), ..case }.check(&device);
+        Case { sequences: Some((bounds(i), bounds(90 - i))), ..case }.check(&device);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use retape_core::kernel::RandomStream;
-use retape_core::{DType, Device, Element, Kind, Tensor};
+use retape_core::{DType, Device, Element, MemoryKind, Tensor};
 
 const DTYPES: [DType; 8] =
     [DType::F64, DType::F32, DType::BF16, DType::F16, DType::I64, DType::I32, DType::U8, DType::Bool];
@@ -59,7 +59,8 @@ fn hard_values(len: usize) -> Vec<f64> {
 /// A tensor of the dtype, made on the CPU, and its copy on our device.
 fn both(device: &Device, shape: &[usize], dtype: DType) -> (Tensor, Tensor) {
     let values = hard_values(shape.iter().product());
-    let theirs = Tensor::from_slice(&retape_cpu::device(), shape, &values).unwrap().cast(dtype, Kind::Input).unwrap();
+    let theirs =
+        Tensor::from_slice(&retape_cpu::device(), shape, &values).unwrap().cast(dtype, MemoryKind::Input).unwrap();
     let ours = Tensor::from_bytes(device, shape, dtype, &theirs.to_bytes().unwrap()).unwrap();
     (ours, theirs)
 }
@@ -94,18 +95,18 @@ fn copies_between_all_dtypes_and_layouts() {
         let (ours, theirs) = both(&device, &[9, 35], from);
         for (name, view) in views {
             for to in DTYPES {
-                let cast = |x: &Tensor| view(x).cast(to, Kind::Input).unwrap().copy(Kind::Input).unwrap();
+                let cast = |x: &Tensor| view(x).cast(to, MemoryKind::Input).unwrap().copy(MemoryKind::Input).unwrap();
                 assert_same(&cast(&ours), &cast(&theirs), &format!("{from} to {to}, {name}"));
             }
-            let copied = view(&ours).contiguous(Kind::Input).unwrap();
-            assert_same(&copied, &view(&theirs).contiguous(Kind::Input).unwrap(), &format!("{from}, {name}"));
+            let copied = view(&ours).contiguous(MemoryKind::Input).unwrap();
+            assert_same(&copied, &view(&theirs).contiguous(MemoryKind::Input).unwrap(), &format!("{from}, {name}"));
         }
     }
 }
 
 fn cast<T: Element, U: Element>(device: &Device, values: &[T]) -> Vec<U> {
     let tensor = Tensor::from_slice(device, &[values.len()], values).unwrap();
-    tensor.cast(U::DTYPE, Kind::Input).unwrap().to_vec::<U>().unwrap()
+    tensor.cast(U::DTYPE, MemoryKind::Input).unwrap().to_vec::<U>().unwrap()
 }
 
 #[test]

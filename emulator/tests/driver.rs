@@ -4,7 +4,7 @@ use cust::module::Module;
 use cust::stream::{Stream, StreamFlags};
 use cust::sys::{self, CUresult};
 use half::bf16;
-use retape_core::{DType, Device, Kind, Tensor};
+use retape_core::{DType, Device, MemoryKind, Tensor};
 use std::ffi::{CStr, c_char, c_void};
 
 /// `Tensor` in kernels/tensor.cuh.
@@ -236,7 +236,7 @@ fn new_memory_is_not_a_number() {
     if retape_cuda_emulator::tests_gpu() {
         return;
     }
-    let fresh = Tensor::uninit(&device, &[100], DType::F32, Kind::Input).unwrap();
+    let fresh = Tensor::uninit(&device, &[100], DType::F32, MemoryKind::Input).unwrap();
     assert!(fresh.to_vec::<f32>().unwrap().iter().all(|x| x.is_nan()));
 }
 
@@ -246,7 +246,7 @@ fn tensors_are_freed_in_the_order_of_the_stream() {
     let mut kept = Vec::new();
     for i in 0..50 {
         let x = Tensor::full(&device, &[64, 33], DType::F32, f64::from(i)).unwrap();
-        kept.push(x.transpose(0, 1).unwrap().copy(Kind::Input).unwrap());
+        kept.push(x.transpose(0, 1).unwrap().copy(MemoryKind::Input).unwrap());
         drop(x);
         let _other = Tensor::full(&device, &[64, 33], DType::F32, -1.0).unwrap();
     }
@@ -259,7 +259,7 @@ fn tensors_are_freed_in_the_order_of_the_stream() {
 fn nothing_and_ends_of_buffers() {
     let device = retape_cuda_emulator::device();
     let empty = Tensor::full(&device, &[0, 3], DType::F32, 1.0).unwrap();
-    assert_eq!(empty.cast(DType::F16, Kind::Input).unwrap().to_bytes().unwrap(), Vec::<u8>::new());
+    assert_eq!(empty.cast(DType::F16, MemoryKind::Input).unwrap().to_bytes().unwrap(), Vec::<u8>::new());
     let numbers: Vec<u8> = (1..=10).collect();
     let tensor = Tensor::from_slice(&device, &[10], &numbers).unwrap();
     assert_eq!(tensor.narrow(0, 7, 3).unwrap().to_vec::<u8>().unwrap(), [8, 9, 10]);
@@ -282,8 +282,8 @@ fn devices_in_threads_at_a_time() {
         for round in 0..20 {
             let values: Vec<i32> = (0..35 * 64).map(|i| i * salt + round).collect();
             let tensor = Tensor::from_slice(&device, &[35, 64], &values).unwrap();
-            let halves = tensor.transpose(0, 1).unwrap().cast(DType::F32, Kind::Input).unwrap();
-            let back = halves.cast(DType::I32, Kind::Input).unwrap().to_vec::<i32>().unwrap();
+            let halves = tensor.transpose(0, 1).unwrap().cast(DType::F32, MemoryKind::Input).unwrap();
+            let back = halves.cast(DType::I32, MemoryKind::Input).unwrap().to_vec::<i32>().unwrap();
             let expected: Vec<i32> =
                 (0..64).flat_map(|j| (0..35).map(move |i| i * 64 + j)).map(|i| values[i]).collect();
             assert_eq!(back, expected);

@@ -2,7 +2,7 @@
 //! emulated device's size and counts are the process's.
 
 use retape_core::ops::attention::AttentionOptions;
-use retape_core::{DType, Device, Error, Kind, Result, Tape, Tensor};
+use retape_core::{DType, Device, Error, MemoryKind, Result, Tape, Tensor};
 use retape_cuda_emulator::{counts, set_memory};
 
 fn step(device: &Device) -> Result<(f64, Vec<u8>)> {
@@ -38,7 +38,7 @@ fn a_step_may_run_out_of_memory_anywhere() {
         // A device that has made no scratch yet, and one that has.
         for device in [&retape_cuda_emulator::device(), &device] {
             // What asks for too much has the pool give back what it keeps.
-            let vast = Tensor::uninit(device, &[1 << 50], DType::U8, Kind::Input);
+            let vast = Tensor::uninit(device, &[1 << 50], DType::U8, MemoryKind::Input);
             assert!(matches!(vast, Err(Error::OutOfMemory { .. })), "{vast:?}");
             assert_eq!(counts().kept, 0);
             set_memory(counts().bytes + peak * part / 8);

@@ -1,7 +1,7 @@
 //! Memory that runs out, and what is left when all is let go. A process of its own, as the emulated device's size and counts
 //! are the process's.
 
-use retape_core::{DType, Error, Kind, Tensor};
+use retape_core::{DType, Error, MemoryKind, Tensor};
 use retape_cuda_emulator::{counts, set_memory};
 
 #[test]
@@ -10,7 +10,7 @@ fn memory_runs_out_and_comes_back() {
     if retape_cuda_emulator::tests_gpu() {
         return;
     }
-    let make = |bytes: usize| Tensor::uninit(&device, &[bytes], DType::U8, Kind::Input);
+    let make = |bytes: usize| Tensor::uninit(&device, &[bytes], DType::U8, MemoryKind::Input);
     set_memory(1000);
     let first = make(600).unwrap();
     match make(500) {

@@ -250,7 +250,7 @@ fn expected(op: &Attention, inputs: &[Tensor], g: &[f64], poison: &Poison) -> Ve
     let sequences: Vec<([usize; 2], [usize; 2])> = match &op.ragged {
         None => vec![one],
         Some(ragged) => {
-            let (queries, keys) = (ragged.segments().queries, ragged.segments().keys);
+            let (queries, keys) = (ragged.sequences().queries, ragged.sequences().keys);
             (1..queries.len()).map(|s| ([queries[s - 1], queries[s]], [keys[s - 1], keys[s]])).collect()
         }
     };

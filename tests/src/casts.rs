@@ -2,7 +2,7 @@
 
 use crate::numbers;
 use retape_core::kernel::RandomStream;
-use retape_core::{DType, Device, Kind, Tensor};
+use retape_core::{DType, Device, MemoryKind, Tensor};
 
 /// What an element's bits say.
 #[derive(Debug, Clone, Copy)]
@@ -177,7 +177,7 @@ pub fn every_pair_rounds_once(device: &Device) {
         let bits = bits(from, 500);
         let x = tensor(device, from, &bits);
         for to in DType::ALL.into_iter().filter(|&to| to != from) {
-            let y = x.cast(to, Kind::Input).unwrap();
+            let y = x.cast(to, MemoryKind::Input).unwrap();
             bits.iter().zip(bits_of(&y)).for_each(|(&bits, got)| check(from, to, bits, got));
         }
     }

@@ -4,7 +4,7 @@
 use crate::variations::filled;
 use crate::{SampleMarks, floats, gradient_bytes, numbers, random, relative_error, run_sample, sample_tensor};
 use retape_core::ops::{Op, Sample, SampleMemory};
-use retape_core::{DType, Device, Error, Int8Spec, Kind, Mark, Result, Tape, Tensor, Var, meta};
+use retape_core::{DType, Device, Error, Int8Spec, Mark, MemoryKind, Result, Tape, Tensor, Var, meta};
 use std::collections::BTreeSet;
 
 /// The float dtypes.
@@ -57,7 +57,8 @@ fn run_from(
     dtype: DType,
     replaced: impl Fn(&Tensor) -> Tensor,
 ) -> Result<Run> {
-    let cast = |t: Tensor| if t.dtype().is_float() && rounded != dtype { t.cast(dtype, Kind::Input) } else { Ok(t) };
+    let cast =
+        |t: Tensor| if t.dtype().is_float() && rounded != dtype { t.cast(dtype, MemoryKind::Input) } else { Ok(t) };
     let tape = Tape::new(device);
     let leaves = sample.inputs.iter().map(|i| {
         let t = cast(sample_tensor(device, i, rounded))?;
@@ -68,7 +69,7 @@ fn run_from(
     let numbers = |y: &Var| Ok((y.dtype(), y.tensor()?.to_f64_vec()?));
     let outputs_as_numbers = outputs.iter().map(numbers).collect::<Result<_>>()?;
     let differentiable: Vec<&Var> = outputs.iter().filter(|y| y.dtype().is_float()).collect();
-    let seed = |y: &&Var| replaced(&random(device, &y.shape(), 4, rounded)).cast(y.dtype(), Kind::Input);
+    let seed = |y: &&Var| replaced(&random(device, &y.shape(), 4, rounded)).cast(y.dtype(), MemoryKind::Input);
     let seeds: Vec<Tensor> = differentiable.iter().map(seed).collect::<Result<_>>()?;
     let gradients = tape.backward_from(&differentiable.into_iter().zip(&seeds).collect::<Vec<_>>(), false)?;
     let gradient = |x: &Var| gradients.of(x).map_or(Ok(Vec::new()), Tensor::to_f64_vec);
@@ -277,14 +278,14 @@ fn bytes_of(device: &Device, sample: &Sample, dtype: DType, contiguous: bool) ->
     let tape = Tape::new(device);
     let leaves = sample.inputs.iter().map(|i| {
         let t = sample_tensor(device, i, dtype);
-        let t = if contiguous { t.copy(Kind::Input)? } else { t };
+        let t = if contiguous { t.copy(MemoryKind::Input)? } else { t };
         if t.dtype().is_float() { tape.leaf(&t) } else { tape.constant(&t) }
     });
     let leaves: Vec<_> = leaves.collect::<Result<_>>()?;
     let outputs = leaves[0].clone().apply_all(sample.op.clone(), leaves[1..].iter().cloned())?;
     let mut bytes: Vec<Vec<u8>> = outputs.iter().map(|y| y.tensor()?.to_bytes()).collect::<Result<_>>()?;
     let differentiable: Vec<_> = outputs.iter().filter(|y| y.dtype().is_float()).collect();
-    let seed = |y: &&Var| random(device, &y.shape(), 4, dtype).cast(y.dtype(), Kind::Input);
+    let seed = |y: &&Var| random(device, &y.shape(), 4, dtype).cast(y.dtype(), MemoryKind::Input);
     let seeds: Vec<Tensor> = differentiable.iter().map(seed).collect::<Result<_>>()?;
     let gradients = tape.backward_from(&differentiable.into_iter().zip(&seeds).collect::<Vec<_>>(), false)?;
     bytes.extend(gradient_bytes(&gradients, &leaves)?);

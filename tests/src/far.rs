@@ -4,7 +4,7 @@
 use crate::floats;
 use half::{bf16, f16};
 use retape_core::kernel::{Binary, Loss, Ternary, Unary};
-use retape_core::{DType, Device, Kernel, Kind, Tensor};
+use retape_core::{DType, Device, Kernel, MemoryKind, Tensor};
 
 const DTYPES: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
 const F32_MOST: f64 = f32::MAX as f64;
@@ -99,7 +99,7 @@ fn run<const N: usize>(
     kernel: impl for<'a> Fn(&'a [Tensor; N], &'a Tensor) -> Kernel<'a>,
 ) -> (Vec<f64>, [Vec<f64>; N]) {
     let tensors = operands.map(|values| floats(device, &[values.len()], values, dtype));
-    let out = Tensor::uninit(device, tensors[0].shape(), dtype, Kind::Input).unwrap();
+    let out = Tensor::uninit(device, tensors[0].shape(), dtype, MemoryKind::Input).unwrap();
     device.run(&kernel(&tensors, &out)).unwrap();
     (out.to_f64_vec().unwrap(), tensors.map(|t| t.to_f64_vec().unwrap()))
 }

@@ -2,7 +2,7 @@
 
 use crate::{floats, numbers};
 use retape_core::kernel::RandomStream;
-use retape_core::{DType, Device, Kernel, Kind, Tensor};
+use retape_core::{DType, Device, Kernel, MemoryKind, Tensor};
 
 /// Bits of the mantissa behind the leading 1, and the exponents of the least normal and of the largest number.
 fn format(dtype: DType) -> (i32, i32, i32) {
@@ -56,7 +56,7 @@ pub fn every_group_comes_back(device: &Device) {
             let x = floats(device, &[count, width], &rows(dtype, width, count), dtype);
             let groups = width.div_ceil(group);
             for rounding in [None, Some(RandomStream { seed: 5, counter: 1 })] {
-                let uninit = |shape: &[usize], dtype| Tensor::uninit(device, shape, dtype, Kind::Input).unwrap();
+                let uninit = |shape: &[usize], dtype| Tensor::uninit(device, shape, dtype, MemoryKind::Input).unwrap();
                 let (q, out) = (uninit(x.shape(), DType::U8), uninit(x.shape(), dtype));
                 let scales = uninit(&[count, groups], dtype.computed_in());
                 let run = |kernel| device.run(&kernel).unwrap();

@@ -229,7 +229,7 @@ pub fn broadcasts(choices: &mut impl Choices) {
 pub fn windows(choices: &mut impl Choices) {
     let device: Device = meta();
     let elements = choices.throw(40);
-    let storage = Tensor::uninit(&device, &[elements], DType::F32, retape_core::Kind::Input).unwrap();
+    let storage = Tensor::uninit(&device, &[elements], DType::F32, retape_core::MemoryKind::Input).unwrap();
     let rank = choices.throw(4);
     let huge = [usize::MAX, 1 << 63, 1 << 40, (1 << 62) + 1, 1 << 32];
     let number = |choices: &mut dyn FnMut(usize) -> usize, sides| {

@@ -23,7 +23,9 @@ pub mod wrapped;
 use half::{bf16, f16};
 use retape_core::kernel::RandomStream;
 use retape_core::ops::{Op, Sample, SampleInput, SampleMemory, SampleValues};
-use retape_core::{DType, Device, Element, Gradients, Kernel, Kind, Mark, Result, Tape, TapeOptions, Tensor, Var};
+use retape_core::{
+    DType, Device, Element, Gradients, Kernel, Mark, MemoryKind, Result, Tape, TapeOptions, Tensor, Var,
+};
 
 /// Numbers in [low, high), a pure function of the seed.
 pub fn numbers(seed: u64, len: usize, low: f64, high: f64) -> Vec<f64> {
@@ -142,7 +144,7 @@ pub struct SampleMarks {
 
 /// A contiguous copy that kernels may write, whoever holds it: it is still being made.
 pub fn writable(tensor: &Tensor) -> Tensor {
-    let out = Tensor::uninit(tensor.device(), tensor.shape(), tensor.dtype(), Kind::Input).unwrap();
+    let out = Tensor::uninit(tensor.device(), tensor.shape(), tensor.dtype(), MemoryKind::Input).unwrap();
     tensor.device().run(&Kernel::Copy { x: tensor, out: &out }).unwrap();
     out
 }
@@ -178,7 +180,7 @@ pub fn run_sample(
         };
         for y in &outputs {
             // A strided one is copied for reading; on meta too, so that the events are the same.
-            let y = y.tensor()?.contiguous(Kind::Workspace)?;
+            let y = y.tensor()?.contiguous(MemoryKind::Workspace)?;
             run.outputs.push(if device.computes() { y.to_bytes()? } else { Vec::new() });
         }
         let is_view =

@@ -13,7 +13,7 @@ use std::rc::Rc;
 #[derive(Debug, Clone, Copy)]
 pub struct SinCos;
 
-impl Rule for SinCos {
+impl OpRule for SinCos {
     fn name(&self) -> &'static str {
         "sin_cos"
     }
@@ -223,7 +223,7 @@ pub fn forward(tape: &Tape, tensors: &[Tensor], config: Config) -> Result<(Var, 
 
 /// Runs a program forward (twice: once to drop the loss) and backward.
 pub fn run(device: &Device, config: Config) -> Result<Run> {
-    use retape_core::Kind;
+    use retape_core::MemoryKind;
     let program = program(config.graph);
     let dtype = if config.half { DType::BF16 } else { DType::F64 };
     let leaves: Vec<Tensor> = (0..LEAVES as u64).map(|i| random(device, &[8, 8], i + 1, dtype)).collect();
@@ -249,7 +249,7 @@ pub fn run(device: &Device, config: Config) -> Result<Run> {
         out.nodes_without_backward = tape.node_count();
         let (loss, held) = build(&tape, &program, &vars, &weight, config, &mut out.too_late)?;
         out.saved = tape.saved_bytes();
-        out.metered = device.meter().live_of(Kind::Saved) + device.meter().live_of(Kind::Quantized);
+        out.metered = device.meter().live_of(MemoryKind::Saved) + device.meter().live_of(MemoryKind::Quantized);
         for pass in 0..config.passes {
             let gradients =
                 tape.backward_from(&[(&loss, &Tensor::full(device, &[], dtype, 1.0)?)], pass + 1 < config.passes)?;

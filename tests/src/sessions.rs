@@ -6,8 +6,8 @@ use crate::{gradient_bytes, random};
 use retape_core::kernel::RandomStream;
 use retape_core::ops::{Op, dropout};
 use retape_core::{
-    DType, Device, Error, Int8Spec, Kind, Mark, Policy, Result, ScopeGuard, Tape, TapeOptions, Tensor, Var, Verify,
-    scope,
+    DType, Device, Error, Int8Spec, Mark, MemoryKind, Policy, Result, ScopeGuard, Tape, TapeOptions, Tensor, Var,
+    Verify, scope,
 };
 use std::rc::Rc;
 
@@ -138,7 +138,7 @@ fn perform(
             }
             drop(b);
             let meter = device.meter();
-            let metered = meter.live_of(Kind::Saved) + meter.live_of(Kind::Quantized);
+            let metered = meter.live_of(MemoryKind::Saved) + meter.live_of(MemoryKind::Quantized);
             assert_eq!(tape.saved_bytes(), metered, "seed {seed}, after action {action}");
         }
         let (number, loss) = (usize::MAX, leaves[0].clone().add(&handles[handles.len() - 1])?.square()?.sum()?);

@@ -1,7 +1,7 @@
 //! Gradients of many uses: sums of 16 bits are rounded once, and small parts add to the gradient that is there.
 
-use retape_core::ops::{Backward, Cost, Exec, Op, Output, Outputs, Rule, Sample, Saves, Spec, saves};
-use retape_core::{DType, Device, Kernel, Kind, Mark, ParameterId, Result, Tape, Tensor, Var, meta};
+use retape_core::ops::{Backward, Cost, Exec, Op, OpRule, Output, Outputs, Sample, Saves, Spec, saves};
+use retape_core::{DType, Device, Kernel, Mark, MemoryKind, ParameterId, Result, Tape, Tensor, Var, meta};
 use retape_tests::accumulation::{PARTS, Part, USES, Use, many_uses_are_rounded_once, parts_add_up, sum_of_parts};
 use retape_tests::{floats, gradient_bytes, wrapped};
 use std::rc::Rc;
@@ -41,7 +41,7 @@ fn a_parameter_of_many_leaves_is_rounded_once() {
         let gradients = tape.backward(&sum).unwrap();
         assert_eq!(gradients.parameter(id).unwrap().to_f64_vec().unwrap(), [300.0; 4], "{dtype}");
         assert_eq!(gradients.parameter(id).unwrap().dtype(), dtype);
-        assert_eq!(gradients.parameter(id).unwrap().storage().kind(), Kind::Gradient);
+        assert_eq!(gradients.parameter(id).unwrap().storage().kind(), MemoryKind::Gradient);
     }
 }
 
@@ -163,7 +163,7 @@ struct Sums {
     sets_too: bool,
 }
 
-impl Rule for Sums {
+impl OpRule for Sums {
     fn name(&self) -> &'static str {
         "sums"
     }

@@ -5,8 +5,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use retape_core::ops::attention::AttentionOptions;
-use retape_core::ops::{Op, Rule, attention::Attention};
-use retape_core::{DType, Device, Kind, Result, Tape, Tensor, Var};
+use retape_core::ops::{Op, OpRule, attention::Attention};
+use retape_core::{DType, Device, MemoryKind, Result, Tape, Tensor, Var};
 use retape_tests::attention::{Case, check_sample};
 use retape_tests::choices::Bytes;
 use retape_tests::{floats, numbers, random, relative_error, sample_tensor};
@@ -82,7 +82,7 @@ fn large_masks_are_as_op_by_op() {
                 });
                 let wide = [q, k, v, &mask].map(|t| match dtype {
                     DType::F64 => t.clone(),
-                    _ => t.cast(DType::F32, Kind::Input).unwrap(),
+                    _ => t.cast(DType::F32, MemoryKind::Input).unwrap(),
                 });
                 let spelled = masked(wide.each_ref(), |q, k, v, mask| {
                     q.clone().matmul(&k.clone().transpose(-1, -2)?)?.scale(0.25)?.add(mask)?.softmax()?.matmul(v)

@@ -1,6 +1,6 @@
 //! What users of other engines expect around backward: `no_grad`, `detach`, gradients of chosen values, operators, printing.
 
-use retape_core::{DType, Device, Error, Kind, Tape, Tensor, Var};
+use retape_core::{DType, Device, Error, MemoryKind, Tape, Tensor, Var};
 use retape_tests::{floats, random};
 
 fn cpu() -> Device {
@@ -58,7 +58,7 @@ fn gradients_of_chosen_values() {
     let g = tape.grad(&loss, &[&h, &a]).unwrap();
     assert_eq!(g[0].to_vec::<f64>().unwrap(), [6.0, 20.0]);
     assert_eq!(g[1].to_vec::<f64>().unwrap(), [18.0, 100.0]);
-    assert_eq!(device.meter().live_of(Kind::Recomputed), 0);
+    assert_eq!(device.meter().live_of(MemoryKind::Recomputed), 0);
     // It consumes the tape.
     assert!(matches!(tape.grad(&loss, &[&a]), Err(Error::TapeConsumed { .. })));
     // A marked value's gradient is the same, though its tensor is dropped.
@@ -108,7 +108,7 @@ fn half_precision_gradients_add_up() {
     let device = cpu();
     for dtype in [DType::BF16, DType::F16] {
         let tape = Tape::new(&device);
-        let half = random(&device, &[1, 4], 1, DType::F32).cast(dtype, Kind::Input).unwrap();
+        let half = random(&device, &[1, 4], 1, DType::F32).cast(dtype, MemoryKind::Input).unwrap();
         let x = tape.leaf(&half).unwrap();
         let (a, b) =
             (x.clone().cast(DType::F32).unwrap(), x.clone().expand(&[3, 4]).unwrap().cast(DType::F32).unwrap());

@@ -1,7 +1,8 @@
 //! State that layers change: collected on the tape, applied by `commit`, and left alone by dry runs and measuring.
 
 use retape_core::{
-    DType, Device, Error, Kind, Mark, Policy, RuleInfo, Site, StateId, Tape, TapeOptions, Tensor, Trace, Var, meta,
+    DType, Device, Error, Mark, MemoryKind, Policy, RuleInfo, Site, StateId, Tape, TapeOptions, Tensor, Trace, Var,
+    meta,
 };
 use retape_nn::{Parameter, Result, State};
 use std::cell::{Cell, RefCell};
@@ -157,12 +158,16 @@ fn measuring_and_dry_runs_leave_state_alone_and_a_commit_changes_it_once() {
             }
         }
         assert_eq!(model.state(), before, "nothing was committed");
-        let parameters = device.meter().live_of(Kind::Parameter);
+        let parameters = device.meter().live_of(MemoryKind::Parameter);
         step(&device, Rc::new(All(Mark::Recompute)), &model, &x, true);
         let (after, places) = model.state();
         assert_eq!(places[3], 16 * (round + 1));
         assert_eq!(after[2].len(), 8 * 16 * (round + 1));
-        assert_eq!(device.meter().live_of(Kind::Parameter), parameters + 16 * 8 * 4, "the cache's are a parameter's");
+        assert_eq!(
+            device.meter().live_of(MemoryKind::Parameter),
+            parameters + 16 * 8 * 4,
+            "the cache's are a parameter's"
+        );
         assert_eq!(device.meter().step_live(), x.storage_bytes() as u64, "the input is all that is left of the step");
         for (channel, (&mean_now, &variance_now)) in after[0].iter().zip(&after[1]).enumerate() {
             let column: Vec<f32> = x.to_vec::<f32>().unwrap().into_iter().skip(channel).step_by(8).collect();
@@ -215,7 +220,7 @@ fn a_commit_applies_once_in_order_before_and_after_backward() {
             assert_eq!(gradients.len(), 1);
         }
         drop((loss, tape));
-        assert_eq!(device.meter().live_of(Kind::Parameter), 16);
+        assert_eq!(device.meter().live_of(MemoryKind::Parameter), 16);
         assert_eq!(device.meter().step_live(), 16);
     }
 }
@@ -231,12 +236,12 @@ fn a_committed_tensor_is_counted_as_the_states() {
     state.set_later(&tape, &h).unwrap();
     tape.commit().unwrap();
     let loss = h.square().unwrap().sum().unwrap();
-    assert_eq!(device.meter().live_of(Kind::Saved), 0);
-    assert_eq!(device.meter().live_of(Kind::Parameter), 16);
+    assert_eq!(device.meter().live_of(MemoryKind::Saved), 0);
+    assert_eq!(device.meter().live_of(MemoryKind::Parameter), 16);
     drop(tape.backward(&loss).unwrap());
     drop((loss, tape));
-    assert_eq!(device.meter().live_of(Kind::Parameter), 16);
-    assert_eq!(state.tensor().storage().kind(), Kind::Parameter);
+    assert_eq!(device.meter().live_of(MemoryKind::Parameter), 16);
+    assert_eq!(state.tensor().storage().kind(), MemoryKind::Parameter);
 }
 
 /// A layer that is called twice on one tape goes on from its own change; another tape doesn't see it.
@@ -279,7 +284,7 @@ fn a_state_has_a_tensor_of_its_own() {
         let own = state.tensor();
         assert_eq!(own.to_vec::<f32>().unwrap(), tensor.to_vec::<f32>().unwrap());
         assert!(!own.shares_storage(&tensor) && own.storage_bytes() == 16);
-        assert_eq!((own.storage().kind(), tensor.storage().kind()), (Kind::Parameter, kind));
+        assert_eq!((own.storage().kind(), tensor.storage().kind()), (MemoryKind::Parameter, kind));
     }
 }
 

@@ -2,7 +2,7 @@
 //! that overlap, and numbers at the ends of their range.
 
 use retape_core::ops::{Op, Sample, Spec};
-use retape_core::{DType, Device, Error, Kernel, Kind, Result, Tape, Tensor, check_gradients, kernel::Binary};
+use retape_core::{DType, Device, Error, Kernel, MemoryKind, Result, Tape, Tensor, check_gradients, kernel::Binary};
 use retape_tests::variations::{Numbers, bits, filled, is_valid, numbers_of, with_leading};
 use retape_tests::{floats, numbers, sample_tensor};
 use std::collections::BTreeSet;
@@ -101,7 +101,7 @@ fn twins(sample: &Sample) -> Vec<(usize, usize)> {
 }
 
 fn sum(a: &Tensor, b: &Tensor) -> Tensor {
-    let out = Tensor::uninit(a.device(), a.shape(), a.dtype(), Kind::Input).unwrap();
+    let out = Tensor::uninit(a.device(), a.shape(), a.dtype(), MemoryKind::Input).unwrap();
     a.device().run(&Kernel::Binary { f: Binary::Add, a, b, out: &out }).unwrap();
     out
 }
@@ -161,7 +161,7 @@ fn views_that_overlap_as_two_inputs() {
             let plain = |l: &[retape_core::Var]| Ok(l.to_vec());
             // Leaves that overlap, against copies that don't.
             let overlapping = bits(&device, &sample.op, &leaves, &needs, plain).unwrap();
-            let copies: Vec<Tensor> = leaves.iter().map(|t| t.copy(Kind::Input).unwrap()).collect();
+            let copies: Vec<Tensor> = leaves.iter().map(|t| t.copy(MemoryKind::Input).unwrap()).collect();
             let apart = bits(&device, &sample.op, &copies, &needs, plain).unwrap();
             assert_eq!(overlapping, apart, "{} with inputs {i} and {j} overlapping", label(sample));
             // Views on the tape: the value's gradient is the sum of theirs, each in its place.

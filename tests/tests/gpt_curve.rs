@@ -2,7 +2,7 @@
 //! generated text; then the same run under every preset, whose gradients have the same bits as without a policy.
 
 use approx::{assert_abs_diff_eq, assert_relative_eq};
-use retape_core::{DType, Kind, Policy, Tape, TapeOptions, Tensor};
+use retape_core::{DType, MemoryKind, Policy, Tape, TapeOptions, Tensor};
 use retape_nn::{AttentionForm, GptConfig, Parameter};
 use retape_policy::{ModelShape, PRESETS};
 use retape_tests::gpt_curve::{Golden, compare_curve, largest_difference, step, tolerance};
@@ -247,10 +247,10 @@ fn gpt_curve_leaves_no_bytes() {
     let golden = Golden::open(&retape_cpu::device());
     let model = golden.model(&device, "warm", &golden.config("warm", DType::F32, AttentionForm::Flash));
     let before = device.meter().live();
-    assert_eq!(before, device.meter().live_of(Kind::Parameter));
+    assert_eq!(before, device.meter().live_of(MemoryKind::Parameter));
     assert_eq!(before as usize, model.config().parameter_bytes());
     let (_, gradients) = step(&model, TapeOptions::default(), &golden.batch(0, &device));
-    assert_eq!(device.meter().live(), before + device.meter().live_of(Kind::Gradient));
+    assert_eq!(device.meter().live(), before + device.meter().live_of(MemoryKind::Gradient));
     drop(gradients);
     assert_eq!(device.meter().live(), before);
 }

@@ -3,7 +3,7 @@
 use retape_core::kernel::{CrossEntropySpec, PoolDivisor};
 use retape_core::ops::pool::Pool;
 use retape_core::ops::{attention::AttentionOptions, conv::Conv};
-use retape_core::{DType, Device, Error, Gradients, Kind, LedgerEntry, Result, Tape, Tensor, Trace, Var, meta};
+use retape_core::{DType, Device, Error, Gradients, LedgerEntry, MemoryKind, Result, Tape, Tensor, Trace, Var, meta};
 use retape_nn::data::ByteText;
 use retape_nn::{Gpt, GptConfig, LossScaler, Parameter};
 use retape_tests::{floats, random, relative_error};
@@ -177,7 +177,7 @@ fn many_tiles_pieces_and_strips() {
     for (name, shapes, program) in programs {
         let run = |rounded: DType, dtype: DType| -> Vec<Vec<f64>> {
             let tape = Tape::new(&device);
-            let cast = |t: Tensor| if rounded == dtype { t } else { t.cast(dtype, Kind::Input).unwrap() };
+            let cast = |t: Tensor| if rounded == dtype { t } else { t.cast(dtype, MemoryKind::Input).unwrap() };
             let input = |(i, shape): (usize, &&[usize])| {
                 tape.leaf(&cast(random(&device, shape, 1 + i as u64, rounded))).unwrap()
             };

@@ -10,8 +10,8 @@ mod sizes;
 
 use retape_core::ops::*;
 use retape_core::{
-    DType, Decision, Device, Error, GradOptions, Kind, Mark, Origin, Policy, Result, RuleInfo, ScopeSite, Site, Tape,
-    TapeOptions, Tensor, Var, scope,
+    DType, Decision, Device, Error, GradOptions, Mark, MemoryKind, Origin, Policy, Result, RuleInfo, ScopeSite, Site,
+    Tape, TapeOptions, Tensor, Var, scope,
 };
 use retape_tests::random;
 use std::cell::{Cell, RefCell};
@@ -29,7 +29,7 @@ fn leaf(tape: &Tape, shape: &[usize], seed: u64) -> Var {
 #[derive(Debug)]
 struct Round;
 
-impl Rule for Round {
+impl OpRule for Round {
     fn name(&self) -> &'static str {
         "round"
     }
@@ -313,7 +313,7 @@ struct Nosy {
     infers: Cell<u32>,
 }
 
-impl Rule for Nosy {
+impl OpRule for Nosy {
     fn name(&self) -> &'static str {
         "nosy"
     }
@@ -379,7 +379,7 @@ fn a_random_op_that_fails_changes_no_later_numbers() {
         let attended =
             four.clone().attention(&four, &four, 0.5, true, 0.3).unwrap().tensor().unwrap().to_bytes().unwrap();
         assert_eq!(tape.random_counter(), 2);
-        (dropped, attended, x.tensor().unwrap().storage().kind() == Kind::Input)
+        (dropped, attended, x.tensor().unwrap().storage().kind() == MemoryKind::Input)
     };
     assert_eq!(run(true), run(false));
 }

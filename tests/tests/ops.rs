@@ -118,7 +118,7 @@ enum Fault {
 }
 
 /// y = a b + a.
-impl Rule for FaultyProduct {
+impl OpRule for FaultyProduct {
     fn name(&self) -> &'static str {
         "faulty_product"
     }
@@ -202,7 +202,7 @@ fn a_wrong_number_of_inputs_is_an_error() {
 fn an_undeclared_read_is_an_error() {
     #[derive(Debug)]
     struct ReadsMore;
-    impl Rule for ReadsMore {
+    impl OpRule for ReadsMore {
         fn name(&self) -> &'static str {
             "reads_more"
         }

@@ -1,6 +1,6 @@
 //! Every preset on whole models: the dry run's peak, the ledger's bytes and the gradients' bits.
 
-use retape_core::{DType, Device, Kind, ParameterId, Policy, Tape, TapeOptions, meta};
+use retape_core::{DType, Device, MemoryKind, ParameterId, Policy, Tape, TapeOptions, meta};
 use retape_nn::data::ByteText;
 use retape_nn::{AttentionForm, Gpt, GptConfig};
 use retape_policy::{ModelShape, PRESETS, presets::preset};
@@ -34,12 +34,12 @@ fn step(device: &Device, config: &GptConfig, name: &str, keep_gradients: bool) -
     let loss = model.loss(&tape, &tokens, &targets).unwrap();
     let ledger = tape.ledger().unwrap();
     let meter = device.meter();
-    let saved = meter.live_of(Kind::Saved) + meter.live_of(Kind::Quantized);
+    let saved = meter.live_of(MemoryKind::Saved) + meter.live_of(MemoryKind::Quantized);
     assert_eq!(ledger.totals().stored_bytes, saved, "{name}: ledger and meter");
     assert_eq!(tape.saved_bytes(), saved, "{name}: tape and meter");
     // The loss is the only other thing of the step that is live.
     assert_eq!(meter.live() - base, saved + 4, "{name}");
-    assert_eq!(meter.live_of(Kind::Workspace), 0, "{name}");
+    assert_eq!(meter.live_of(MemoryKind::Workspace), 0, "{name}");
     let gradients = tape.backward(&loss).unwrap();
     let stats = tape.stats();
     let of = |id: ParameterId| gradients.parameter(id).expect("every parameter has a gradient").to_bytes().unwrap();

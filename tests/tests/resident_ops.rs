@@ -4,7 +4,7 @@
 #![cfg(target_os = "linux")]
 
 use retape_core::ops::Sample;
-use retape_core::{DType, Device, Kind, Tensor};
+use retape_core::{DType, Device, MemoryKind, Tensor};
 use retape_tests::conformance::label;
 use retape_tests::grown;
 use std::process::Command;
@@ -47,7 +47,7 @@ fn op(sample: &Sample, small: &Sample) {
 }
 
 fn touched(device: &Device, bytes: usize) -> Tensor {
-    let tensor = Tensor::uninit(device, &[bytes], DType::U8, Kind::Input).unwrap();
+    let tensor = Tensor::uninit(device, &[bytes], DType::U8, MemoryKind::Input).unwrap();
     device.run(&retape_core::Kernel::Fill { value: 1.0, out: &tensor }).unwrap();
     tensor
 }
@@ -58,12 +58,12 @@ type Pattern = fn(&Device);
 const POOLS: [(&str, Pattern); 5] = [
     ("many sizes, one at a time", |device| (1..40).for_each(|i| drop(touched(device, i * (4 << 20))))),
     ("many sizes after a refused request", |device| {
-        assert!(Tensor::uninit(device, &[1 << 46], DType::U8, Kind::Input).is_err());
+        assert!(Tensor::uninit(device, &[1 << 46], DType::U8, MemoryKind::Input).is_err());
         (1..40).for_each(|i| drop(touched(device, i * (4 << 20))));
     }),
     ("many sizes after a limit refused one", |device| {
         device.meter().set_limit(Some(1 << 30));
-        assert!(Tensor::uninit(device, &[1 << 34], DType::U8, Kind::Input).is_err());
+        assert!(Tensor::uninit(device, &[1 << 34], DType::U8, MemoryKind::Input).is_err());
         (1..40).for_each(|i| drop(touched(device, i * (4 << 20))));
     }),
     ("small buffers, then large ones", |device| {

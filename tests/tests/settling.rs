@@ -2,7 +2,7 @@
 
 use retape_core::ops::{Op, reduce};
 use retape_core::{
-    DType, Decision, Device, Error, Int8Spec, Kind, Mark, Origin, Policy, Result, Rounding, RuleInfo, Site, Tape,
+    DType, Decision, Device, Error, Int8Spec, Mark, MemoryKind, Origin, Policy, Result, Rounding, RuleInfo, Site, Tape,
     TapeOptions, Tensor, Var, Verify, meta, scope,
 };
 use retape_tests::programs::SinCos;
@@ -71,7 +71,7 @@ fn blocks(tape: &Tape, x: Var, n: usize, mark: Option<Mark>, segment: usize) -> 
         });
         let weight = |shape: &[usize], seed| {
             let w = random(&device, shape, seed, DType::F32);
-            w.storage().set_kind(Kind::Parameter);
+            w.storage().set_kind(MemoryKind::Parameter);
             tape.leaf(&w)
         };
         let (w1, w2) = (weight(&[32, 128], 2 * i as u64)?, weight(&[128, 32], 2 * i as u64 + 1)?);
@@ -851,7 +851,10 @@ fn the_ledger_is_the_meter_and_the_dry_run() {
         let _loss = blocks(&tape, x.scale(1.0).unwrap(), 3, None, 0).unwrap();
         let ledger = tape.ledger().unwrap();
         let meter = device.meter();
-        assert_eq!(ledger.totals().stored_bytes, meter.live_of(Kind::Saved) + meter.live_of(Kind::Quantized));
+        assert_eq!(
+            ledger.totals().stored_bytes,
+            meter.live_of(MemoryKind::Saved) + meter.live_of(MemoryKind::Quantized)
+        );
         assert_eq!(ledger.totals().stored_bytes, tape.saved_bytes());
         ledger
     };
@@ -905,7 +908,7 @@ fn extreme_shapes() {
     let gradient = tape.backward(&loss).unwrap().of(&x).unwrap().to_vec::<f32>().unwrap();
     assert!(gradient.is_empty());
     let dry = meta();
-    let half = || Tensor::uninit(&dry, &[1 << 60], DType::F64, Kind::Input);
+    let half = || Tensor::uninit(&dry, &[1 << 60], DType::F64, MemoryKind::Input);
     let _first = half().unwrap();
     assert!(matches!(half(), Err(Error::OutOfMemory { limit: u64::MAX, .. })));
 }
@@ -923,7 +926,10 @@ fn a_given_gradient_is_not_given_back() {
     assert_eq!(gradients.of(&x).unwrap().to_vec::<f32>().unwrap(), twice);
     let gradients = tape.backward_from(&[(&y, &given)], true).unwrap();
     assert!(!gradients.of(&x).unwrap().shares_storage(&given));
-    assert_eq!((given.storage().kind(), gradients.of(&x).unwrap().storage().kind()), (Kind::Input, Kind::Gradient));
+    assert_eq!(
+        (given.storage().kind(), gradients.of(&x).unwrap().storage().kind()),
+        (MemoryKind::Input, MemoryKind::Gradient)
+    );
 }
 
 /// A part of a large gradient that goes to a leaf doesn't take the whole out of the step's bytes.

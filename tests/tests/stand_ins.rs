@@ -1,7 +1,8 @@
 //! Tensors of other devices on a tape of the meta device: a closure over a model on the CPU is run dry as it is.
 
 use retape_core::{
-    DType, Device, Error, Kind, Mark, ParameterId, Policy, Result, Tape, TapeOptions, Tensor, Trace, Var, meta, scope,
+    DType, Device, Error, Mark, MemoryKind, ParameterId, Policy, Result, Tape, TapeOptions, Tensor, Trace, Var, meta,
+    scope,
 };
 use retape_cpu::device_with_threads;
 use retape_nn::data::ByteText;
@@ -84,13 +85,13 @@ fn a_model_of_the_cpu() {
         let batch = ByteText::moby_dick().batches(config.seq, config.batch, 2).unwrap().batch(0);
         let (tokens, targets) = batch.tensors(&cpu).unwrap();
         let forward = |tape: &Tape| Ok(model.loss(tape, &tokens, &targets).unwrap());
-        let parameters = cpu.meter().live_of(Kind::Parameter);
+        let parameters = cpu.meter().live_of(MemoryKind::Parameter);
         let mut meta = None;
         for name in ["none", "full_per_layer", "int8_all"] {
             let policy = preset(name, &ModelShape { blocks: config.layers }).unwrap();
             let device = check(&format!("{dtype} {name}"), &cpu, Some(Rc::new(policy)), false, &forward);
-            assert_eq!(device.meter().live_of(Kind::Parameter), parameters);
-            assert_eq!(device.meter().live_of(Kind::Input), cpu.meter().live_of(Kind::Input));
+            assert_eq!(device.meter().live_of(MemoryKind::Parameter), parameters);
+            assert_eq!(device.meter().live_of(MemoryKind::Input), cpu.meter().live_of(MemoryKind::Input));
             meta = Some(device);
         }
         drop((model, tokens, targets));
@@ -117,7 +118,7 @@ fn views_share_what_stands_for_their_storage() {
             for var in [tape.leaf(view).unwrap(), tape.constant(view).unwrap()] {
                 let tensor = var.tensor().unwrap();
                 assert_eq!((tensor.layout(), tensor.dtype()), (view.layout(), view.dtype()));
-                assert_eq!((tensor.storage_bytes(), tensor.storage().kind()), (96, Kind::Input));
+                assert_eq!((tensor.storage_bytes(), tensor.storage().kind()), (96, MemoryKind::Input));
                 assert!(*tensor.device() == meta && seen.as_ref().is_none_or(|seen| seen.shares_storage(&tensor)));
                 seen = Some(tensor);
             }
@@ -127,7 +128,7 @@ fn views_share_what_stands_for_their_storage() {
     // A view alone takes the whole storage, as it does on its own device.
     let other = retape_core::meta();
     let _part = Tape::new(&other).constant(&views[2]).unwrap();
-    assert_eq!(other.meter().live_of(Kind::Input), 96);
+    assert_eq!(other.meter().live_of(MemoryKind::Input), 96);
 }
 
 #[test]
@@ -158,12 +159,12 @@ fn it_lives_as_long_as_its_original_or_the_tape_stores_it() {
     let x = full(&cpu, &[8]);
     let tape = Tape::new(&meta);
     let leaf = tape.constant(&x).unwrap();
-    assert_eq!(meta.meter().live_of(Kind::Input), 32);
-    x.storage().set_kind(Kind::Parameter);
-    assert_eq!((meta.meter().live_of(Kind::Input), meta.meter().live_of(Kind::Parameter)), (0, 32));
-    let activation = x.copy(Kind::Activation).unwrap();
+    assert_eq!(meta.meter().live_of(MemoryKind::Input), 32);
+    x.storage().set_kind(MemoryKind::Parameter);
+    assert_eq!((meta.meter().live_of(MemoryKind::Input), meta.meter().live_of(MemoryKind::Parameter)), (0, 32));
+    let activation = x.copy(MemoryKind::Activation).unwrap();
     let _activation = tape.constant(&activation).unwrap();
-    assert_eq!(meta.meter().live_of(Kind::Activation), 32);
+    assert_eq!(meta.meter().live_of(MemoryKind::Activation), 32);
     drop(leaf);
 }
 
@@ -219,7 +220,7 @@ fn parameters() {
         check("parameters", &cpu, None, false, &forward);
         let tapes = [Tape::new(&meta), Tape::new(&meta)];
         let losses = tapes.each_ref().map(|tape| forward(tape).unwrap());
-        assert_eq!(meta.meter().live_of(Kind::Parameter), 2 * 256, "each once, on two tapes");
+        assert_eq!(meta.meter().live_of(MemoryKind::Parameter), 2 * 256, "each once, on two tapes");
         for (tape, loss) in tapes.iter().zip(&losses) {
             let gradients = tape.backward(loss).unwrap();
             assert_eq!(gradients.parameter(w.id()).unwrap().shape(), [8, 8]);
@@ -228,7 +229,7 @@ fn parameters() {
         }
         drop((losses, tapes));
         w.set(full(&cpu, &[8, 8])).unwrap();
-        assert_eq!(meta.meter().live_of(Kind::Parameter), 256, "the replaced tensor's is gone");
+        assert_eq!(meta.meter().live_of(MemoryKind::Parameter), 256, "the replaced tensor's is gone");
     }
     // Of another shape it is another parameter, as on its own device.
     let (tape, id) = (Tape::new(&meta), ParameterId::unique());

@@ -1,7 +1,7 @@
 //! A recorded forward pass that is run again takes the memory of the model itself, to the byte and in the same order.
 
 use retape_core::{
-    DType, Device, Error, Kind, Mark, ParameterId, Policy, Result, Tape, TapeOptions, Tensor, Trace, Var,
+    DType, Device, Error, Mark, MemoryKind, ParameterId, Policy, Result, Tape, TapeOptions, Tensor, Trace, Var,
 };
 use retape_core::{meta, scope};
 use retape_nn::data::ByteText;
@@ -142,7 +142,7 @@ fn what_cannot_be_recorded_says_so() {
     drop(other);
     let wrong = Trace::record(x.device(), None, |tape| tape.leaf(&x)?.gelu()?.reshape(&[3])?.sum());
     assert!(wrong.is_err());
-    assert_eq!(x.device().meter().live_of(Kind::Activation), 0);
+    assert_eq!(x.device().meter().live_of(MemoryKind::Activation), 0);
 }
 
 fn peak_of(device: &Device, forward: impl FnOnce(&Tape) -> Result<Var>) -> u64 {

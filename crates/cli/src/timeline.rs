@@ -9,16 +9,16 @@ use crate::report::{self, bytes, without_numbers};
 use crate::subject::DryRun;
 use crate::trainer::Batcher;
 use crate::{model, subject};
-use retape::Kind;
+use retape::MemoryKind;
 use retape::nn::{Gpt, GptConfig};
 use retape::prelude::Tape;
-use retape::{KindBytes, Moment, Names, Phase, Timeline};
+use retape::{KindBytes, Moment, Phase, TapeNames, Timeline};
 use serde_json::{Map, Value, json};
 
 /// A step's memory, with the names of what took it.
 struct Recording {
     timeline: Timeline,
-    names: Names,
+    names: TapeNames,
     saved_bytes: u64,
 }
 
@@ -83,7 +83,7 @@ fn phase(moment: Moment) -> &'static str {
 
 /// The kinds that there is anything of.
 fn by_kind(live: &KindBytes) -> Map<String, Value> {
-    let some = Kind::ALL.into_iter().filter(|&kind| live[kind] > 0);
+    let some = MemoryKind::ALL.into_iter().filter(|&kind| live[kind] > 0);
     some.map(|kind| (kind.name().to_owned(), live[kind].into())).collect()
 }
 
@@ -118,10 +118,10 @@ fn document(recording: &Recording, name: &str, config: &GptConfig, policy: &Name
     let (mut from, mut to, mut moved) = (Vec::new(), Vec::new(), Vec::new());
     let mut last = timeline.before();
     for point in points {
-        let kinds = || Kind::ALL.into_iter().enumerate();
+        let kinds = || MemoryKind::ALL.into_iter().enumerate();
         let less = kinds().find(|&(_, kind)| point.bytes[kind] < last[kind]);
         let more = kinds().find(|&(_, kind)| point.bytes[kind] > last[kind]);
-        let index = |kind: Option<(usize, Kind)>| kind.map_or(-1, |(i, _)| i as i64);
+        let index = |kind: Option<(usize, MemoryKind)>| kind.map_or(-1, |(i, _)| i as i64);
         from.push(index(less));
         to.push(index(more));
         moved.push(less.or(more).map_or(0, |(_, kind)| point.bytes[kind].abs_diff(last[kind])));
@@ -134,7 +134,7 @@ fn document(recording: &Recording, name: &str, config: &GptConfig, policy: &Name
         peak.insert("bytes".into(), by_kind(&points[event].bytes).into());
         peak
     });
-    let before = Kind::ALL.map(|kind| (kind.name().to_owned(), timeline.before()[kind].into()));
+    let before = MemoryKind::ALL.map(|kind| (kind.name().to_owned(), timeline.before()[kind].into()));
     Ok(json!({
         "model": model::to_json(name, config, attention)?,
         "attention": config.attention.name(),
@@ -144,7 +144,7 @@ fn document(recording: &Recording, name: &str, config: &GptConfig, policy: &Name
         "saved_bytes": saved_bytes,
         "peak": peak.map_or_else(|| json!({ "event": null }), Value::Object),
         "contents": contents(timeline, names),
-        "kinds": Kind::ALL.map(Kind::name),
+        "kinds": MemoryKind::ALL.map(MemoryKind::name),
         "before": Map::from_iter(before),
         "moments": moments,
         "events": { "from": from, "to": to, "bytes": moved },
@@ -152,18 +152,18 @@ fn document(recording: &Recording, name: &str, config: &GptConfig, policy: &Name
 }
 
 /// What is live at the peak, the pieces of one value together.
-fn contents(timeline: &Timeline, names: &Names) -> Vec<Value> {
-    let mut contents: Vec<(Option<&str>, &str, Kind, u64)> = Vec::new();
+fn contents(timeline: &Timeline, names: &TapeNames) -> Vec<Value> {
+    let mut contents: Vec<(Option<&str>, &str, MemoryKind, u64)> = Vec::new();
     for piece in timeline.contents() {
         let (path, what) = names.describe(piece);
-        let same = |(p, w, k, _): &&mut (Option<&str>, &str, Kind, u64)| (*p, *w, *k) == (path, what, piece.kind);
+        let same = |(p, w, k, _): &&mut (Option<&str>, &str, MemoryKind, u64)| (*p, *w, *k) == (path, what, piece.kind);
         match contents.iter_mut().find(same) {
             Some((.., bytes)) => *bytes += piece.bytes,
             None => contents.push((path, what, piece.kind, piece.bytes)),
         }
     }
     contents.sort_by_key(|c| std::cmp::Reverse(c.3));
-    let object = |(path, what, kind, bytes): (Option<&str>, &str, Kind, u64)| json!({ "path": path, "what": what, "kind": kind.name(), "bytes": bytes });
+    let object = |(path, what, kind, bytes): (Option<&str>, &str, MemoryKind, u64)| json!({ "path": path, "what": what, "kind": kind.name(), "bytes": bytes });
     contents.into_iter().map(object).collect()
 }
 

@@ -2,7 +2,7 @@
 
 use crate::error::{Failure, Result};
 use crate::policy::NamedPolicy;
-use retape::Kind;
+use retape::MemoryKind;
 use retape::nn::data::{Batch, Batches, ByteText};
 use retape::nn::{AdamW, Gpt, GptConfig, LossScaler, Parameter, Parameters, Random, clip_grad_norm};
 use retape::prelude::{AdamWConfig, DType, Device, Tape, TapeOptions, Tensor};
@@ -32,7 +32,7 @@ impl Batcher {
         if device.computes() {
             return Batcher::built_in(config, seed)?.tensors(device, 0);
         }
-        let input = || Tensor::uninit(device, &[config.batch, config.seq], DType::I64, Kind::Input);
+        let input = || Tensor::uninit(device, &[config.batch, config.seq], DType::I64, MemoryKind::Input);
         Ok((input()?, input()?))
     }
 

@@ -2,7 +2,7 @@
 
 use crate::kernel::RandomStream;
 use crate::tape::{Tape, TapeOptions, Var};
-use crate::{DType, Device, Kind, Result, Tensor};
+use crate::{DType, Device, MemoryKind, Result, Tensor};
 
 /// What [`check_gradients`] found.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,7 +50,7 @@ pub fn check_gradients(
         outputs.iter().enumerate().map(|(i, y)| uniform(seed, 1000 + i as u64, y.shape().iter().product())).collect();
     let mut seeds = Vec::new();
     for (y, c) in outputs.iter().zip(&cotangents).filter(|(y, _)| y.requires_grad()) {
-        seeds.push((y, Tensor::from_slice(device, &y.shape(), c)?.cast(y.dtype(), Kind::Input)?));
+        seeds.push((y, Tensor::from_slice(device, &y.shape(), c)?.cast(y.dtype(), MemoryKind::Input)?));
     }
     let pairs: Vec<(&Var, &Tensor)> = seeds.iter().map(|(y, g)| (*y, g)).collect();
     let gradients = if pairs.is_empty() { Default::default() } else { tape.backward_from(&pairs, false)? };

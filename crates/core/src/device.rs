@@ -2,7 +2,7 @@
 
 use crate::kernel::{Kernel, Launch};
 use crate::stand_in::StandIns;
-use crate::{Error, Holds, Kind, MemoryMeter, Result};
+use crate::{Contents, Error, MemoryKind, MemoryMeter, Result};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU8, AtomicU64, AtomicUsize, Ordering};
@@ -169,7 +169,7 @@ impl Device {
 
     /// Takes counted memory. Errors with [`Error::OutOfMemory`] past the meter's limit.
     /// What is refused, by the limit or by the backend, leaves no trace on the meter.
-    pub fn allocate(&self, bytes: usize, kind: Kind) -> Result<Storage> {
+    pub fn allocate(&self, bytes: usize, kind: MemoryKind) -> Result<Storage> {
         self.allocate_since(None, bytes, kind)
     }
 
@@ -178,7 +178,7 @@ impl Device {
         self.allocate_since(Some(original.made), original.bytes(), original.kind())
     }
 
-    fn allocate_since(&self, original: Option<u64>, bytes: usize, kind: Kind) -> Result<Storage> {
+    fn allocate_since(&self, original: Option<u64>, bytes: usize, kind: MemoryKind) -> Result<Storage> {
         self.meter().check(bytes as u64)?;
         let buffer = self.backend().allocate(bytes)?;
         match self.meter().charge(original, bytes as u64, kind) {
@@ -265,13 +265,13 @@ impl Storage {
     }
 
     /// What it is counted as.
-    pub fn kind(&self) -> Kind {
-        Kind::from_index(self.kind.load(Ordering::Relaxed))
+    pub fn kind(&self) -> MemoryKind {
+        MemoryKind::from_index(self.kind.load(Ordering::Relaxed))
     }
 
     /// Counts it as another kind from now on.
-    pub fn set_kind(&self, kind: Kind) {
-        let old = Kind::from_index(self.kind.swap(kind as u8, Ordering::Relaxed));
+    pub fn set_kind(&self, kind: MemoryKind) {
+        let old = MemoryKind::from_index(self.kind.swap(kind as u8, Ordering::Relaxed));
         if old != kind {
             self.device.meter().reclassify(self.number, self.bytes() as u64, old, kind);
             self.stand_ins.follow_kind(self);
@@ -327,7 +327,7 @@ impl Storage {
     }
 
     /// Its numbers are a value from now on; tells the meter's log which.
-    pub(crate) fn note_contents(&self, holds: Holds) {
+    pub(crate) fn note_contents(&self, holds: Contents) {
         self.set_open(false);
         self.device.meter().note_contents(self.number, self.bytes() as u64, self.kind(), holds);
     }

@@ -233,7 +233,7 @@ pub enum Error {
         /// First differing element, counted in row-major order.
         index: usize,
     },
-    /// An op's rule doesn't do what [`Rule`](crate::ops::Rule) says that it does.
+    /// An op's rule doesn't do what [`OpRule`](crate::ops::OpRule) says that it does.
     #[error("{op} at `{path}` breaks the contract of a rule: {reason}")]
     BrokenRule {
         /// The op.

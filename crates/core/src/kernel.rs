@@ -290,7 +290,7 @@ pub struct AttentionSpec {
 /// lists begin with 0, never fall, and end with the tensors' times. A query sees keys of its own sequence alone;
 /// causality and window count within it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segments<'a> {
+pub struct Sequences<'a> {
     /// Bounds of the queries.
     pub queries: &'a [usize],
     /// Bounds of the keys: a list of the same length.
@@ -508,7 +508,7 @@ pub enum Kernel<'a> {
         k: &'a Tensor,
         v: &'a Tensor,
         mask: Option<&'a Tensor>,
-        segments: Option<Segments<'a>>,
+        sequences: Option<Sequences<'a>>,
         spec: AttentionSpec,
         out: &'a Tensor,
         stats: &'a Tensor,
@@ -521,7 +521,7 @@ pub enum Kernel<'a> {
         k: &'a Tensor,
         v: &'a Tensor,
         mask: Option<&'a Tensor>,
-        segments: Option<Segments<'a>>,
+        sequences: Option<Sequences<'a>>,
         g: &'a Tensor,
         stats: &'a Tensor,
         delta: &'a Tensor,
@@ -535,7 +535,7 @@ pub enum Kernel<'a> {
         k: &'a Tensor,
         v: &'a Tensor,
         mask: Option<&'a Tensor>,
-        segments: Option<Segments<'a>>,
+        sequences: Option<Sequences<'a>>,
         g: &'a Tensor,
         stats: &'a Tensor,
         delta: &'a Tensor,
@@ -548,7 +548,7 @@ pub enum Kernel<'a> {
         k: &'a Tensor,
         v: &'a Tensor,
         mask: Option<&'a Tensor>,
-        segments: Option<Segments<'a>>,
+        sequences: Option<Sequences<'a>>,
         g: &'a Tensor,
         stats: &'a Tensor,
         delta: &'a Tensor,

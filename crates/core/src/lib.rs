@@ -32,11 +32,11 @@ pub use kernel::{Kernel, Launch};
 pub use ledger::{Ledger, LedgerEntry, LedgerTotals, Lint, RuleUse};
 pub use mark::{BlockScope, Decision, Int8Spec, Mark, Origin, Policy, PresetInfo, Rounding, RuleInfo, ScopeSite, Site};
 pub use meta::meta;
-pub use meter::{Holds, Kind, MemoryEvent, MemoryMeter, Moment, Phase};
+pub use meter::{Contents, MemoryEvent, MemoryKind, MemoryMeter, Moment, Phase};
 pub use role::{Role, Roles};
 pub use tape::{
     DryRun, GradOptions, Gradients, NonFinite, ParameterId, Scope, ScopeGuard, StateId, Stats, Tape, TapeOptions,
     Trace, TraceNode, TraceValue, Var, Verify, scope,
 };
 pub use tensor::Tensor;
-pub use timeline::{KindBytes, Name, Names, Piece, Timeline, TimelinePoint};
+pub use timeline::{KindBytes, LiveAllocation, NodeName, TapeNames, Timeline, TimelinePoint};

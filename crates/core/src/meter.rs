@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
-pub enum Kind {
+pub enum MemoryKind {
     /// Model parameters.
     Parameter,
     /// Gradients of leaves.
@@ -30,42 +30,42 @@ pub enum Kind {
     Workspace,
 }
 
-impl Kind {
+impl MemoryKind {
     /// Every kind, in the order of their declaration.
-    pub const ALL: [Kind; 9] = [
-        Kind::Parameter,
-        Kind::Gradient,
-        Kind::Optimizer,
-        Kind::Input,
-        Kind::Activation,
-        Kind::Saved,
-        Kind::Quantized,
-        Kind::Recomputed,
-        Kind::Workspace,
+    pub const ALL: [MemoryKind; 9] = [
+        MemoryKind::Parameter,
+        MemoryKind::Gradient,
+        MemoryKind::Optimizer,
+        MemoryKind::Input,
+        MemoryKind::Activation,
+        MemoryKind::Saved,
+        MemoryKind::Quantized,
+        MemoryKind::Recomputed,
+        MemoryKind::Workspace,
     ];
 
     /// Its name, as JSON has it.
     pub const fn name(self) -> &'static str {
         match self {
-            Kind::Parameter => "parameter",
-            Kind::Gradient => "gradient",
-            Kind::Optimizer => "optimizer",
-            Kind::Input => "input",
-            Kind::Activation => "activation",
-            Kind::Saved => "saved",
-            Kind::Quantized => "quantized",
-            Kind::Recomputed => "recomputed",
-            Kind::Workspace => "workspace",
+            MemoryKind::Parameter => "parameter",
+            MemoryKind::Gradient => "gradient",
+            MemoryKind::Optimizer => "optimizer",
+            MemoryKind::Input => "input",
+            MemoryKind::Activation => "activation",
+            MemoryKind::Saved => "saved",
+            MemoryKind::Quantized => "quantized",
+            MemoryKind::Recomputed => "recomputed",
+            MemoryKind::Workspace => "workspace",
         }
     }
 
     /// True for what a step needs beyond parameters, their gradients and optimizer state.
     pub const fn is_step(self) -> bool {
-        !matches!(self, Kind::Parameter | Kind::Gradient | Kind::Optimizer)
+        !matches!(self, MemoryKind::Parameter | MemoryKind::Gradient | MemoryKind::Optimizer)
     }
 
-    pub(crate) fn from_index(index: u8) -> Kind {
-        Kind::ALL[index as usize]
+    pub(crate) fn from_index(index: u8) -> MemoryKind {
+        MemoryKind::ALL[index as usize]
     }
 }
 
@@ -90,7 +90,7 @@ impl Gauge {
 
 #[derive(Debug, Default)]
 struct State {
-    kinds: [Gauge; Kind::ALL.len()],
+    kinds: [Gauge; MemoryKind::ALL.len()],
     total: Gauge,
     step: Gauge,
     limit: Option<u64>,
@@ -136,21 +136,21 @@ pub struct MemoryEvent {
     /// Its bytes.
     pub bytes: u64,
     /// What it is counted as from now on; `None`: it was given back.
-    pub kind: Option<Kind>,
+    pub kind: Option<MemoryKind>,
     /// Set where the event only says what the memory holds, and no bytes change.
-    pub holds: Option<Holds>,
+    pub holds: Option<Contents>,
 }
 
 /// What a piece of memory holds, by the number of a value on its tape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Holds {
+pub enum Contents {
     /// The value: as computed, stored, dequantized or replayed.
     Value(u64),
     /// Its gradient, or a part of the sum that will be.
     Gradient(u64),
 }
 
-/// Counts the tensor bytes of one device: live and peak, by [`Kind`] and together, with an optional hard limit.
+/// Counts the tensor bytes of one device: live and peak, by [`MemoryKind`] and together, with an optional hard limit.
 ///
 /// *Step bytes* are those of all kinds but parameters, their gradients and optimizer state: what a training step
 /// adds. A byte budget bounds their peak; the hard limit bounds everything.
@@ -173,7 +173,7 @@ impl MemoryMeter {
 
     /// Counts an allocation and numbers it. One that stands for an `original` on another device, made before the peaks
     /// began, was there all along: it is part of each peak, and no event of the fingerprint.
-    pub(crate) fn charge(&self, original: Option<u64>, bytes: u64, kind: Kind) -> Result<u64> {
+    pub(crate) fn charge(&self, original: Option<u64>, bytes: u64, kind: MemoryKind) -> Result<u64> {
         let mut s = self.state();
         s.check(bytes)?;
         if original.is_some_and(|made| made < s.since) {
@@ -196,7 +196,7 @@ impl MemoryMeter {
         Ok(allocation)
     }
 
-    pub(crate) fn release(&self, allocation: u64, bytes: u64, kind: Kind) {
+    pub(crate) fn release(&self, allocation: u64, bytes: u64, kind: MemoryKind) {
         let mut s = self.state();
         s.kinds[kind as usize].live -= bytes;
         s.total.live -= bytes;
@@ -207,7 +207,7 @@ impl MemoryMeter {
         s.write(allocation, bytes, None);
     }
 
-    pub(crate) fn reclassify(&self, allocation: u64, bytes: u64, from: Kind, to: Kind) {
+    pub(crate) fn reclassify(&self, allocation: u64, bytes: u64, from: MemoryKind, to: MemoryKind) {
         let mut s = self.state();
         s.kinds[from as usize].live -= bytes;
         s.kinds[to as usize].add(bytes);
@@ -236,7 +236,7 @@ impl MemoryMeter {
     }
 
     /// Writes down what a piece of memory holds, where there is a log.
-    pub(crate) fn note_contents(&self, allocation: u64, bytes: u64, kind: Kind, holds: Holds) {
+    pub(crate) fn note_contents(&self, allocation: u64, bytes: u64, kind: MemoryKind, holds: Contents) {
         if !self.logging.load(Ordering::Relaxed) {
             return;
         }
@@ -258,7 +258,7 @@ impl MemoryMeter {
     }
 
     /// Bytes live now of one kind.
-    pub fn live_of(&self, kind: Kind) -> u64 {
+    pub fn live_of(&self, kind: MemoryKind) -> u64 {
         self.state().kinds[kind as usize].live
     }
 
@@ -273,7 +273,7 @@ impl MemoryMeter {
     }
 
     /// Highest live bytes of one kind since the last reset.
-    pub fn peak_of(&self, kind: Kind) -> u64 {
+    pub fn peak_of(&self, kind: MemoryKind) -> u64 {
         self.state().kinds[kind as usize].peak
     }
 
@@ -324,7 +324,7 @@ impl State {
         }
     }
 
-    fn write(&mut self, allocation: u64, bytes: u64, kind: Option<Kind>) {
+    fn write(&mut self, allocation: u64, bytes: u64, kind: Option<MemoryKind>) {
         let moment = self.moment;
         if let Some(log) = &mut self.log {
             log.push(MemoryEvent { moment, allocation, bytes, kind, holds: None });

@@ -3,7 +3,7 @@
 use crate::device::{Device, Storage};
 use crate::kernel::Kernel;
 use crate::layout::{Layout, Shape, element_count};
-use crate::{DType, Element, Error, Kind, Result};
+use crate::{DType, Element, Error, MemoryKind, Result};
 use std::fmt;
 use std::sync::{Arc, Weak};
 
@@ -22,7 +22,7 @@ pub struct Tensor {
 impl Tensor {
     /// A contiguous tensor whose contents are undefined until a kernel fills it. Kernels may write it until it is
     /// [`sealed`](Tensor::sealed), or a tape is given it.
-    pub fn uninit(device: &Device, shape: &[usize], dtype: DType, kind: Kind) -> Result<Tensor> {
+    pub fn uninit(device: &Device, shape: &[usize], dtype: DType, kind: MemoryKind) -> Result<Tensor> {
         let storage = Arc::new(device.allocate(bytes_of(shape, dtype)?, kind)?);
         Ok(Tensor { storage, layout: Layout::contiguous(shape), dtype })
     }
@@ -33,7 +33,7 @@ impl Tensor {
         self
     }
 
-    /// A tensor from host values in row-major order, counted as [`Kind::Input`]. On the meta device the values are dropped.
+    /// A tensor from host values in row-major order, counted as [`MemoryKind::Input`]. On the meta device the values are dropped.
     pub fn from_slice<T: Element>(device: &Device, shape: &[usize], values: &[T]) -> Result<Tensor> {
         if element_count(shape)? != values.len() {
             return Err(Error::tensor(
@@ -58,14 +58,14 @@ impl Tensor {
             let reason = format!("a bool is the byte 0 or 1, that at position {at} is {}; cast a u8 tensor", bytes[at]);
             return Err(Error::tensor("from_bytes", reason));
         }
-        let mut storage = device.allocate(needed, Kind::Input)?;
+        let mut storage = device.allocate(needed, MemoryKind::Input)?;
         storage.upload(bytes)?;
         Ok(Tensor { storage: Arc::new(storage), layout: Layout::contiguous(shape), dtype }.sealed())
     }
 
     /// A tensor filled with one value. Kernels may write it, as one from [`uninit`](Tensor::uninit).
     pub fn full(device: &Device, shape: &[usize], dtype: DType, value: f64) -> Result<Tensor> {
-        let tensor = Tensor::uninit(device, shape, dtype, Kind::Input)?;
+        let tensor = Tensor::uninit(device, shape, dtype, MemoryKind::Input)?;
         device.run(&Kernel::Fill { value, out: &tensor })?;
         Ok(tensor)
     }
@@ -84,7 +84,7 @@ impl Tensor {
         if self.is_empty() {
             return Ok(Vec::new()); // its offset may lie past the storage's end
         }
-        let source = self.contiguous(Kind::Workspace)?;
+        let source = self.contiguous(MemoryKind::Workspace)?;
         let mut bytes = vec![0u8; source.len() * self.dtype.size()];
         source.storage.download(source.layout.offset * self.dtype.size(), &mut bytes)?;
         Ok(bytes)
@@ -95,7 +95,7 @@ impl Tensor {
         self.has_numbers()?; // before the cast takes memory
         match self.dtype {
             DType::F64 => self.to_vec::<f64>(),
-            _ => self.cast(DType::F64, Kind::Workspace)?.to_vec::<f64>(),
+            _ => self.cast(DType::F64, MemoryKind::Workspace)?.to_vec::<f64>(),
         }
     }
 
@@ -246,18 +246,18 @@ impl Tensor {
     }
 
     /// This tensor if contiguous, else a contiguous copy.
-    pub fn contiguous(&self, kind: Kind) -> Result<Tensor> {
+    pub fn contiguous(&self, kind: MemoryKind) -> Result<Tensor> {
         if self.is_contiguous() { Ok(self.clone()) } else { self.copy(kind) }
     }
     /// A contiguous copy in storage of its own.
-    pub fn copy(&self, kind: Kind) -> Result<Tensor> {
+    pub fn copy(&self, kind: MemoryKind) -> Result<Tensor> {
         self.cast(self.dtype, kind)
     }
     /// A contiguous copy with another dtype. To a float: the nearest one, of two the even one, in one rounding from any
     /// dtype, i64 too; beyond the largest it is infinite. From a float to an integer: towards zero, the nearest end of
     /// the range beyond it, 0 for NaN. Between integers: the low bits (two's complement). To bool: whether it isn't 0
     /// (NaN isn't).
-    pub fn cast(&self, dtype: DType, kind: Kind) -> Result<Tensor> {
+    pub fn cast(&self, dtype: DType, kind: MemoryKind) -> Result<Tensor> {
         let out = Tensor::uninit(self.device(), self.shape(), dtype, kind)?;
         self.device().run(&Kernel::Copy { x: self, out: &out })?;
         Ok(out.sealed())
@@ -276,7 +276,7 @@ pub(crate) struct Template {
     layout: Layout,
     dtype: DType,
     bytes: usize,
-    kind: Kind,
+    kind: MemoryKind,
 }
 
 impl Template {

@@ -1,24 +1,24 @@
 //! Memory over a step: the meter's log, replayed.
 
-use crate::{Holds, Kind, MemoryEvent, Moment, Phase};
+use crate::{Contents, MemoryEvent, MemoryKind, Moment, Phase};
 use std::collections::HashMap;
 use std::ops::Index;
 
-/// Bytes of each [`Kind`].
+/// Bytes of each [`MemoryKind`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct KindBytes([u64; Kind::ALL.len()]);
+pub struct KindBytes([u64; MemoryKind::ALL.len()]);
 
 impl KindBytes {
     /// The bytes of what a step adds: all kinds but parameters, their gradients and optimizer state.
     pub fn step(&self) -> u64 {
-        Kind::ALL.into_iter().filter(|kind| kind.is_step()).map(|kind| self[kind]).sum()
+        MemoryKind::ALL.into_iter().filter(|kind| kind.is_step()).map(|kind| self[kind]).sum()
     }
 }
 
-impl Index<Kind> for KindBytes {
+impl Index<MemoryKind> for KindBytes {
     type Output = u64;
 
-    fn index(&self, kind: Kind) -> &u64 {
+    fn index(&self, kind: MemoryKind) -> &u64 {
         &self.0[kind as usize]
     }
 }
@@ -34,24 +34,24 @@ pub struct TimelinePoint {
 
 /// A piece of memory that is live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
+pub struct LiveAllocation {
     /// Its number on the device.
     pub allocation: u64,
     /// Its bytes.
     pub bytes: u64,
     /// What it is counted as.
-    pub kind: Kind,
+    pub kind: MemoryKind,
     /// When it was taken.
     pub made: Moment,
     /// What lies in it, where a tape said so: else it is an op's temporary, or not a tape's.
-    pub holds: Option<Holds>,
+    pub holds: Option<Contents>,
     /// It was there before the step.
     pub before: bool,
 }
 
 /// A path, and the op there.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Name {
+pub struct NodeName {
     /// Scopes and name.
     pub path: String,
     /// The op, `leaf` for a leaf.
@@ -60,48 +60,48 @@ pub struct Name {
 
 /// The names of a tape's nodes and values, see [`Tape::names`](crate::Tape::names).
 #[derive(Debug, Clone, Default)]
-pub struct Names {
-    pub(crate) nodes: HashMap<u64, Name>,
-    pub(crate) values: HashMap<u64, Name>,
+pub struct TapeNames {
+    pub(crate) nodes: HashMap<u64, NodeName>,
+    pub(crate) values: HashMap<u64, NodeName>,
 }
 
-impl Names {
+impl TapeNames {
     /// The node of a moment.
-    pub fn node(&self, moment: Moment) -> Option<&Name> {
+    pub fn node(&self, moment: Moment) -> Option<&NodeName> {
         self.nodes.get(&moment.node)
     }
 
     /// A value, by its number on the tape.
-    pub fn value(&self, id: u64) -> Option<&Name> {
+    pub fn value(&self, id: u64) -> Option<&NodeName> {
         self.values.get(&id)
     }
 
     /// What a piece of memory is: a path, where it is known, and in words what it is of that path.
-    pub fn describe(&self, piece: &Piece) -> (Option<&str>, &'static str) {
-        fn path(name: Option<&Name>) -> Option<&str> {
+    pub fn describe(&self, piece: &LiveAllocation) -> (Option<&str>, &'static str) {
+        fn path(name: Option<&NodeName>) -> Option<&str> {
             name.map(|n| n.path.as_str())
         }
         match piece.holds {
-            Some(Holds::Gradient(id)) => (path(self.value(id)), "gradient"),
-            Some(Holds::Value(id)) => {
+            Some(Contents::Gradient(id)) => (path(self.value(id)), "gradient"),
+            Some(Contents::Value(id)) => {
                 let what = match (piece.kind, piece.made.phase) {
-                    (Kind::Saved, _) => "saved",
-                    (Kind::Quantized, _) => "saved as int8",
-                    (Kind::Recomputed, Phase::Replay) => "replayed",
-                    (Kind::Recomputed, _) => "dequantized",
-                    (Kind::Activation, _) => "in use",
-                    (Kind::Parameter, _) => "parameter",
+                    (MemoryKind::Saved, _) => "saved",
+                    (MemoryKind::Quantized, _) => "saved as int8",
+                    (MemoryKind::Recomputed, Phase::Replay) => "replayed",
+                    (MemoryKind::Recomputed, _) => "dequantized",
+                    (MemoryKind::Activation, _) => "in use",
+                    (MemoryKind::Parameter, _) => "parameter",
                     _ => "input",
                 };
                 (path(self.value(id)), what)
             }
             None if piece.before => match piece.kind {
-                Kind::Parameter => (None, "parameter"),
-                Kind::Gradient => (None, "gradient from before the step"),
-                Kind::Optimizer => (None, "optimizer state"),
+                MemoryKind::Parameter => (None, "parameter"),
+                MemoryKind::Gradient => (None, "gradient from before the step"),
+                MemoryKind::Optimizer => (None, "optimizer state"),
                 _ => (None, "held before the step"),
             },
-            None if piece.kind == Kind::Workspace => (path(self.node(piece.made)), "workspace"),
+            None if piece.kind == MemoryKind::Workspace => (path(self.node(piece.made)), "workspace"),
             None => (path(self.node(piece.made)), "temporary"),
         }
     }
@@ -137,7 +137,7 @@ pub struct Timeline {
     before: KindBytes,
     points: Vec<TimelinePoint>,
     peak: Option<usize>,
-    contents: Vec<Piece>,
+    contents: Vec<LiveAllocation>,
 }
 
 impl Timeline {
@@ -188,13 +188,13 @@ impl Timeline {
     }
 
     /// What is live at the peak and counts as step bytes, the largest first.
-    pub fn contents(&self) -> &[Piece] {
+    pub fn contents(&self) -> &[LiveAllocation] {
         &self.contents
     }
 }
 
 /// The first that is said of each allocation: it holds before it is said too, while the op that fills it runs.
-fn first_notes(before: &[MemoryEvent], step: &[MemoryEvent]) -> HashMap<u64, Holds> {
+fn first_notes(before: &[MemoryEvent], step: &[MemoryEvent]) -> HashMap<u64, Contents> {
     let mut notes = HashMap::new();
     for event in before.iter().chain(step) {
         if let Some(holds) = event.holds {
@@ -206,9 +206,9 @@ fn first_notes(before: &[MemoryEvent], step: &[MemoryEvent]) -> HashMap<u64, Hol
 
 #[derive(Debug, Clone, Default)]
 struct State {
-    pieces: HashMap<u64, Piece>,
+    pieces: HashMap<u64, LiveAllocation>,
     bytes: KindBytes,
-    says: HashMap<u64, Holds>,
+    says: HashMap<u64, Contents>,
 }
 
 impl State {
@@ -223,12 +223,12 @@ impl State {
         let made = match self.pieces.remove(&allocation) {
             Some(piece) => {
                 self.bytes.0[piece.kind as usize] -= piece.bytes;
-                Piece { kind: kind.unwrap_or(piece.kind), ..piece }
+                LiveAllocation { kind: kind.unwrap_or(piece.kind), ..piece }
             }
-            None => Piece {
+            None => LiveAllocation {
                 allocation,
                 bytes,
-                kind: kind.unwrap_or(Kind::Workspace),
+                kind: kind.unwrap_or(MemoryKind::Workspace),
                 made: moment,
                 holds: self.says.get(&allocation).copied(),
                 before: false,
@@ -240,8 +240,8 @@ impl State {
         }
     }
 
-    fn step_pieces(&self) -> Vec<Piece> {
-        let mut pieces: Vec<Piece> = self.pieces.values().copied().filter(|p| p.kind.is_step()).collect();
+    fn step_pieces(&self) -> Vec<LiveAllocation> {
+        let mut pieces: Vec<LiveAllocation> = self.pieces.values().copied().filter(|p| p.kind.is_step()).collect();
         pieces.sort_by_key(|p| (std::cmp::Reverse(p.bytes), p.allocation));
         pieces
     }
@@ -254,22 +254,22 @@ mod tests {
     use crate::{DType, Int8Spec, Mark, Tape, Tensor, Var, meta};
     use std::collections::BTreeMap;
 
-    fn event(allocation: u64, bytes: u64, kind: Option<Kind>) -> MemoryEvent {
+    fn event(allocation: u64, bytes: u64, kind: Option<MemoryKind>) -> MemoryEvent {
         MemoryEvent { moment: Moment::default(), allocation, bytes, kind, holds: None }
     }
 
-    fn note(allocation: u64, holds: Holds) -> MemoryEvent {
-        MemoryEvent { kind: Some(Kind::Activation), holds: Some(holds), ..event(allocation, 0, None) }
+    fn note(allocation: u64, holds: Contents) -> MemoryEvent {
+        MemoryEvent { kind: Some(MemoryKind::Activation), holds: Some(holds), ..event(allocation, 0, None) }
     }
 
     #[test]
     fn events_become_bytes_by_kind() {
-        let before = [event(1, 10, Some(Kind::Parameter)), event(2, 5, Some(Kind::Input))];
+        let before = [event(1, 10, Some(MemoryKind::Parameter)), event(2, 5, Some(MemoryKind::Input))];
         let step = [
-            event(3, 100, Some(Kind::Activation)),
-            note(3, Holds::Value(7)),
-            event(3, 100, Some(Kind::Saved)),
-            event(4, 30, Some(Kind::Workspace)),
+            event(3, 100, Some(MemoryKind::Activation)),
+            note(3, Contents::Value(7)),
+            event(3, 100, Some(MemoryKind::Saved)),
+            event(4, 30, Some(MemoryKind::Workspace)),
             event(4, 30, None),
             event(3, 100, None),
         ];
@@ -277,15 +277,15 @@ mod tests {
         let steps: Vec<u64> = timeline.points().iter().map(|p| p.bytes.step()).collect();
         assert_eq!(steps, [105, 105, 135, 105, 5]);
         assert_eq!((timeline.peak(), timeline.peak_bytes()), (Some(2), 135));
-        assert_eq!(timeline.points()[1].bytes[Kind::Saved], 100);
-        assert!(timeline.points().iter().all(|p| p.bytes[Kind::Parameter] == 10));
+        assert_eq!(timeline.points()[1].bytes[MemoryKind::Saved], 100);
+        assert!(timeline.points().iter().all(|p| p.bytes[MemoryKind::Parameter] == 10));
         let contents: Vec<_> = timeline.contents().iter().map(|p| (p.bytes, p.kind, p.holds, p.before)).collect();
         assert_eq!(
             contents,
             [
-                (100, Kind::Saved, Some(Holds::Value(7)), false),
-                (30, Kind::Workspace, None, false),
-                (5, Kind::Input, None, true)
+                (100, MemoryKind::Saved, Some(Contents::Value(7)), false),
+                (30, MemoryKind::Workspace, None, false),
+                (5, MemoryKind::Input, None, true)
             ]
         );
     }
@@ -293,19 +293,19 @@ mod tests {
     #[test]
     fn what_an_op_is_filling_has_its_name_already() {
         let step = [
-            event(1, 8, Some(Kind::Activation)),
-            event(2, 8, Some(Kind::Workspace)),
+            event(1, 8, Some(MemoryKind::Activation)),
+            event(2, 8, Some(MemoryKind::Workspace)),
             event(2, 8, None),
-            note(1, Holds::Value(3)),
-            note(1, Holds::Gradient(4)),
+            note(1, Contents::Value(3)),
+            note(1, Contents::Gradient(4)),
         ];
         let timeline = Timeline::replay(&[], &step);
-        assert_eq!(timeline.contents()[0].holds, Some(Holds::Value(3)));
+        assert_eq!(timeline.contents()[0].holds, Some(Contents::Value(3)));
     }
 
     #[test]
     fn nothing_has_no_peak() {
-        let timeline = Timeline::replay(&[event(1, 8, Some(Kind::Input))], &[event(1, 8, None)]);
+        let timeline = Timeline::replay(&[event(1, 8, Some(MemoryKind::Input))], &[event(1, 8, None)]);
         assert_eq!((timeline.peak(), timeline.peak_bytes(), timeline.contents().len()), (None, 8, 1));
         assert_eq!(Timeline::replay(&[], &[]).peak_bytes(), 0);
     }
@@ -344,13 +344,13 @@ mod tests {
         assert_eq!(timeline.contents().iter().map(|p| p.bytes).sum::<u64>(), timeline.peak_bytes());
         assert_eq!(timeline.points()[timeline.peak().unwrap()].moment, device.meter().peak_moment());
         assert_eq!(timeline.points().last().unwrap().bytes.step(), device.meter().step_live());
-        assert_eq!(end[Kind::Saved] + end[Kind::Quantized], ledger.totals().stored_bytes);
+        assert_eq!(end[MemoryKind::Saved] + end[MemoryKind::Quantized], ledger.totals().stored_bytes);
 
         // At the end of forward the pieces are the ledger's entries, path by path.
         let mut state = State { says: first_notes(&before, &all), ..State::default() };
         before.iter().chain(&all[..]).take(before.len() + position_of_backward(&all)).for_each(|e| state.apply(e));
         let mut by_path: BTreeMap<String, u64> = BTreeMap::new();
-        for piece in state.pieces.values().filter(|p| matches!(p.kind, Kind::Saved | Kind::Quantized)) {
+        for piece in state.pieces.values().filter(|p| matches!(p.kind, MemoryKind::Saved | MemoryKind::Quantized)) {
             *by_path.entry(names.describe(piece).0.unwrap().to_owned()).or_default() += piece.bytes;
         }
         let stored = ledger.values.iter().filter(|v| v.stored_bytes > 0 && v.op != "leaf");

@@ -1,7 +1,7 @@
 //! Times each kind of kernel on the shapes of a small transformer's step: `cargo run --release --example kernels [filter]`.
 
 use retape_core::kernel::{AdamWConfig, AttentionSpec, Binary, CrossEntropySpec, RandomStream, Reduce, Unary};
-use retape_core::{DType, Device, Kernel, Kind, Result, Tensor};
+use retape_core::{DType, Device, Kernel, MemoryKind, Result, Tensor};
 use std::time::Instant;
 
 fn main() -> Result<()> {
@@ -29,7 +29,7 @@ impl Bench {
     }
 
     fn empty(&self, shape: &[usize]) -> Result<Tensor> {
-        Tensor::uninit(&self.device, shape, DType::F32, Kind::Input)
+        Tensor::uninit(&self.device, shape, DType::F32, MemoryKind::Input)
     }
 
     /// Prints the best time, and `amount` (billions of something) a second.
@@ -107,7 +107,7 @@ impl Bench {
         self.time("copy", 2.0 * bytes, "GB/s", &[Kernel::Copy { x: &x, out: &out }])?;
         let turned = self.normal(&[n, rows])?.transpose(0, 1)?;
         self.time("copy transposed", 2.0 * bytes, "GB/s", &[Kernel::Copy { x: &turned, out: &out }])?;
-        let half = Tensor::uninit(&self.device, &[rows, n], DType::BF16, Kind::Input)?;
+        let half = Tensor::uninit(&self.device, &[rows, n], DType::BF16, MemoryKind::Input)?;
         self.time("copy f32 to bf16", 1.5 * bytes, "GB/s", &[Kernel::Copy { x: &x, out: &half }])?;
         self.time("copy bf16 to f32", 1.5 * bytes, "GB/s", &[Kernel::Copy { x: &half, out: &out }])?;
         self.time("softmax", 2.0 * bytes, "GB/s", &[Kernel::Softmax { x: &x, out: &out }])?;
@@ -141,14 +141,14 @@ impl Bench {
         self.time("cross entropy grad", 2.0 * bytes, "GB/s", &[ceg])?;
         let ids = Tensor::from_slice(&self.device, &[8192], &(0..8192i64).map(|i| i * 7 % 1024).collect::<Vec<_>>())?;
         let rows_out = self.normal(&[8192, n])?;
-        let order = &Tensor::uninit(&self.device, &[8192], DType::I64, Kind::Workspace)?;
+        let order = &Tensor::uninit(&self.device, &[8192], DType::I64, MemoryKind::Workspace)?;
         self.time(
             "embedding grad",
             8192.0 / 1024.0 * bytes,
             "GB/s",
             &[Kernel::EmbeddingGrad { ids: &ids, g: &rows_out, order, out: &out }],
         )?;
-        let q = Tensor::uninit(&self.device, &[rows, n], DType::U8, Kind::Input)?;
+        let q = Tensor::uninit(&self.device, &[rows, n], DType::U8, MemoryKind::Input)?;
         let scales = self.empty(&[rows, n / 64])?;
         self.time(
             "quantize",
@@ -180,11 +180,11 @@ impl Bench {
         let product = (b * h * t * t * d) as f64; // 2 FLOPs, half the tiles
         for dropout in [0.0, 0.1] {
             let spec = AttentionSpec { scale: 0.125, causal: true, window: None, dropout, stream: SEED };
-            let forward = Kernel::Attention { q, k, v, mask: None, segments: None, spec, out, stats };
-            let kv = Kernel::AttentionGradKv { q, k, v, mask: None, segments: None, g, stats, delta, spec, dk, dv };
+            let forward = Kernel::Attention { q, k, v, mask: None, sequences: None, spec, out, stats };
+            let kv = Kernel::AttentionGradKv { q, k, v, mask: None, sequences: None, g, stats, delta, spec, dk, dv };
             let (del, gq) = (
                 Kernel::AttentionDelta { o: out, g, delta },
-                Kernel::AttentionGradQ { q, k, v, mask: None, segments: None, g, stats, delta, spec, dq },
+                Kernel::AttentionGradQ { q, k, v, mask: None, sequences: None, g, stats, delta, spec, dq },
             );
             let name = format!("attention {b}x{t} dropout {dropout}");
             self.time(&format!("{name} forward"), 2.0 * product, "GFLOP/s", &[forward])?;

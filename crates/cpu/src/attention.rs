@@ -18,7 +18,7 @@ use crate::math::{Float, sum_blocks};
 use crate::random::words;
 use crate::softmax::row_max;
 use crate::view::{BLOCK, Rows, Span, for_float, lanes};
-use retape_core::kernel::{AttentionSpec, RandomStream, Segments};
+use retape_core::kernel::{AttentionSpec, RandomStream, Sequences};
 use retape_core::{DType, Result, Tensor};
 
 /// Queries and keys of a tile of the forward pass. Keys are a multiple of the block.
@@ -79,7 +79,7 @@ impl<T: Float> Heads<T> {
 pub(crate) struct Mask<'a> {
     queries: usize,
     keys: usize,
-    segments: Option<Segments<'a>>,
+    sequences: Option<Sequences<'a>>,
     causal: bool,
     window: Option<usize>,
     dropout: Option<(RandomStream, u64)>,
@@ -96,18 +96,18 @@ struct Sequence {
 }
 
 impl Mask<'_> {
-    pub fn new((spec, segments): (AttentionSpec, Option<Segments<'_>>), queries: usize, keys: usize) -> Mask<'_> {
+    pub fn new((spec, sequences): (AttentionSpec, Option<Sequences<'_>>), queries: usize, keys: usize) -> Mask<'_> {
         let dropout = (spec.dropout > 0.0).then(|| (spec.stream, RandomStream::threshold(spec.dropout)));
         let keep = 1.0 / (1.0 - spec.dropout);
         // One that hides nothing is none, and sums with it don't wrap.
         let window = spec.window.filter(|&window| window < keys);
-        Mask { queries, keys, segments, causal: spec.causal, window, dropout, keep }
+        Mask { queries, keys, sequences, causal: spec.causal, window, dropout, keep }
     }
 
-    /// The sequence that has time `t` by `bounds`, which are the segments' queries or keys; the only one without segments.
+    /// The sequence that has time `t` by `bounds`, which are the sequences' queries or keys; the only one without sequences.
     #[inline(always)]
-    fn sequence(&self, t: usize, bounds: impl FnOnce(Segments<'_>) -> &[usize]) -> Sequence {
-        let (queries, keys, s) = match self.segments {
+    fn sequence(&self, t: usize, bounds: impl FnOnce(Sequences<'_>) -> &[usize]) -> Sequence {
+        let (queries, keys, s) = match self.sequences {
             None => (&[0, self.queries][..], &[0, self.keys][..], 0),
             Some(s) => (s.queries, s.keys, bounds(s).partition_point(|&bound| bound <= t).saturating_sub(1)),
         };
@@ -117,28 +117,28 @@ impl Mask<'_> {
     /// Query `i` sees keys up to before this. Causality is aligned at the end: the last query sees the last key.
     #[inline(always)]
     pub fn visible(&self, i: usize) -> usize {
-        let s = self.sequence(i, |segments| segments.queries);
+        let s = self.sequence(i, |sequences| sequences.queries);
         if self.causal { (i + 1 + s.end_key).saturating_sub(s.end_query).max(s.first_key) } else { s.end_key }
     }
 
     /// Query `i` sees no key before this.
     #[inline(always)]
     pub fn first_key(&self, i: usize) -> usize {
-        let s = self.sequence(i, |segments| segments.queries);
+        let s = self.sequence(i, |sequences| sequences.queries);
         let behind = |w| (i + 1 + s.end_key).saturating_sub(s.end_query).saturating_sub(w);
         self.window.map_or(s.first_key, |w| behind(w).max(s.first_key))
     }
 
     /// Behind the last query that sees key `j`.
     pub fn end_query(&self, j: usize) -> usize {
-        let s = self.sequence(j, |segments| segments.keys);
+        let s = self.sequence(j, |sequences| sequences.keys);
         let end = |w: usize| (j + w + s.end_query).saturating_sub(s.end_key);
         self.window.map_or(s.end_query, |w| end(w).clamp(s.first_query, s.end_query))
     }
 
     /// The first query that sees key `j`; `end_query` or more if none does.
     pub fn first_query(&self, j: usize) -> usize {
-        let s = self.sequence(j, |segments| segments.keys);
+        let s = self.sequence(j, |sequences| sequences.keys);
         if self.causal { (j + s.end_query).saturating_sub(s.end_key).max(s.first_query) } else { s.first_query }
     }
 
@@ -330,13 +330,13 @@ pub(crate) fn attention(
     exec: &Exec,
     (q, k, v): (&Tensor, &Tensor, &Tensor),
     bias: Option<&Tensor>,
-    (spec, segments): (AttentionSpec, Option<Segments<'_>>),
+    (spec, sequences): (AttentionSpec, Option<Sequences<'_>>),
     out: &Tensor,
     stats: &Tensor,
 ) -> Result<()> {
     for_float!("attention", q.dtype(), T => {
         let [qs, ks, vs, outs] = [q, k, v, out].map(Heads::<T>::of);
-        let (mask, stats) = (Mask::new((spec, segments), qs.time, ks.time), Rows::<T>::of(stats));
+        let (mask, stats) = (Mask::new((spec, sequences), qs.time, ks.time), Rows::<T>::of(stats));
         let bias = bias.map(Bias::<T>::of);
         let blocks = qs.time.div_ceil(QUERIES);
         let heads = qs.batch * qs.heads;

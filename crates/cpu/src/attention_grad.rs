@@ -15,7 +15,7 @@ use crate::exec::Exec;
 use crate::gemm::{Matrix, product};
 use crate::math::Float;
 use crate::view::{BLOCK, Rows, Span, for_float, lanes};
-use retape_core::kernel::{AttentionSpec, Segments};
+use retape_core::kernel::{AttentionSpec, Sequences};
 use retape_core::{Result, Tensor};
 
 /// Queries and keys of a tile. Keys are a multiple of the block.
@@ -29,7 +29,7 @@ pub(crate) struct Saved<'a> {
     pub k: &'a Tensor,
     pub v: &'a Tensor,
     pub mask: Option<&'a Tensor>,
-    pub segments: Option<Segments<'a>>,
+    pub sequences: Option<Sequences<'a>>,
     pub g: &'a Tensor,
     pub stats: &'a Tensor,
     pub delta: &'a Tensor,
@@ -60,7 +60,7 @@ struct Tiles<T> {
 impl<'a, T: Float> Pass<'a, T> {
     fn of(saved: Saved<'a>) -> Pass<'a, T> {
         let [q, k, v, g] = [saved.q, saved.k, saved.v, saved.g].map(Heads::<T>::of);
-        let mask = Mask::new((saved.spec, saved.segments), q.time, k.time);
+        let mask = Mask::new((saved.spec, saved.sequences), q.time, k.time);
         let (stats, delta) = (Rows::of(saved.stats), Rows::of(saved.delta));
         let bias = saved.mask.map(Bias::of);
         Pass { q, k, v, g, stats, delta, mask, bias, scale: T::of(saved.spec.scale) }

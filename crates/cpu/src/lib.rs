@@ -165,25 +165,25 @@ unsafe impl Backend for Cpu {
             Kernel::MaxPoolGrad { index, g, window, out } => window::max_pool_grad(exec, index, g, window, out)?,
             Kernel::AvgPool { x, window, divisor, out } => window::avg_pool(exec, x, (window, divisor), out)?,
             Kernel::AvgPoolGrad { g, window, divisor, out } => window::avg_pool_grad(exec, g, (window, divisor), out)?,
-            Kernel::Attention { q, k, v, mask, segments, spec, out, stats } => {
-                attention::attention(exec, (q, k, v), mask, (spec, segments), out, stats)?
+            Kernel::Attention { q, k, v, mask, sequences, spec, out, stats } => {
+                attention::attention(exec, (q, k, v), mask, (spec, sequences), out, stats)?
             }
             Kernel::AttentionDelta { o, g, delta } => attention::attention_delta(exec, o, g, delta)?,
-            Kernel::AttentionGradKv { q, k, v, mask, segments, g, stats, delta, spec, dk, dv } => {
+            Kernel::AttentionGradKv { q, k, v, mask, sequences, g, stats, delta, spec, dk, dv } => {
                 attention_grad::attention_grad_kv(
                     exec,
-                    Saved { q, k, v, mask, segments, g, stats, delta, spec },
+                    Saved { q, k, v, mask, sequences, g, stats, delta, spec },
                     dk,
                     dv,
                 )?
             }
-            Kernel::AttentionGradQ { q, k, v, mask, segments, g, stats, delta, spec, dq } => {
-                attention_grad::attention_grad_q(exec, Saved { q, k, v, mask, segments, g, stats, delta, spec }, dq)?
+            Kernel::AttentionGradQ { q, k, v, mask, sequences, g, stats, delta, spec, dq } => {
+                attention_grad::attention_grad_q(exec, Saved { q, k, v, mask, sequences, g, stats, delta, spec }, dq)?
             }
-            Kernel::AttentionGradMask { q, k, v, mask, segments, g, stats, delta, spec, dmask } => {
+            Kernel::AttentionGradMask { q, k, v, mask, sequences, g, stats, delta, spec, dmask } => {
                 attention_grad::attention_grad_mask(
                     exec,
-                    Saved { q, k, v, mask, segments, g, stats, delta, spec },
+                    Saved { q, k, v, mask, sequences, g, stats, delta, spec },
                     dmask,
                 )?
             }

@@ -69,7 +69,7 @@ fn computed(device: &Device, dtype: DType, c: Case, [q, k, v, g]: [&Tensor; 4], 
     let statistic = [c.batch, c.heads, c.tq, 2];
     let (out, stats, delta) = (poison(q.shape()), poison(&statistic), poison(&statistic[..3]));
     let (dq, dk, dv) = (poison(q.shape()), poison(k.shape()), poison(v.shape()));
-    run(device, Kernel::Attention { q, k, v, mask: None, segments: None, spec, out: &out, stats: &stats });
+    run(device, Kernel::Attention { q, k, v, mask: None, sequences: None, spec, out: &out, stats: &stats });
     run(device, Kernel::AttentionDelta { o: &out, g, delta: &delta });
     let (stats_in, delta_in) = (&stats, &delta);
     run(
@@ -79,7 +79,7 @@ fn computed(device: &Device, dtype: DType, c: Case, [q, k, v, g]: [&Tensor; 4], 
             k,
             v,
             mask: None,
-            segments: None,
+            sequences: None,
             g,
             stats: stats_in,
             delta: delta_in,
@@ -95,7 +95,7 @@ fn computed(device: &Device, dtype: DType, c: Case, [q, k, v, g]: [&Tensor; 4], 
             k,
             v,
             mask: None,
-            segments: None,
+            sequences: None,
             g,
             stats: stats_in,
             delta: delta_in,
@@ -181,7 +181,7 @@ fn very_negative_scores_still_sum_to_one() {
         let (out, stats) = (poisoned(&device, DType::F32, q.shape()), poisoned(&device, DType::F32, &[1, 1, 70, 2]));
         let spec = AttentionSpec { scale: 1.0, causal: true, window: None, dropout: 0.0, stream: STREAM };
         let (q, k, out, stats) = (&q, &k, &out, &stats);
-        run(&device, Kernel::Attention { q, k, v: k, mask: None, segments: None, spec, out, stats });
+        run(&device, Kernel::Attention { q, k, v: k, mask: None, sequences: None, spec, out, stats });
         close("out", out, &ones, 1e-6);
     }
     check(&device, DType::F64, PLAIN, 100.0);

@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 use retape_core::kernel::{AdamWConfig, Binary, RandomStream, Unary};
-use retape_core::{DType, Error, Kernel, Kind, Tensor};
+use retape_core::{DType, Error, Kernel, MemoryKind, Tensor};
 
 const UNARY: [Unary; 28] = [
     Unary::Neg,
@@ -191,7 +191,7 @@ fn binary_broadcast_and_ties() {
                 let (out, b) = (poisoned(&device, dtype, &[3, 70]), b.expand(&[3, 70]).unwrap());
                 run(&device, Kernel::Binary { f, a, b: &b, out: &out });
                 close(&format!("{f:?}"), &out, &want, tolerance(dtype));
-                let a = a.copy(Kind::Input).unwrap();
+                let a = a.copy(MemoryKind::Input).unwrap();
                 run(&device, Kernel::Binary { f, a: &a, b: &b, out: &a });
                 close(&format!("{f:?} in place"), &a, &want, tolerance(dtype));
             }
@@ -234,7 +234,7 @@ fn copies_between_all_dtypes() {
         }
     }
     let large = Tensor::from_slice(&device, &[1], &[i64::MAX - 1]).unwrap();
-    assert_eq!(large.cast(DType::I64, Kind::Input).unwrap().to_vec::<i64>().unwrap(), [i64::MAX - 1]);
+    assert_eq!(large.cast(DType::I64, MemoryKind::Input).unwrap().to_vec::<i64>().unwrap(), [i64::MAX - 1]);
 }
 
 #[test]

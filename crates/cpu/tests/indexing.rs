@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use retape_core::{DType, Device, Error, Kernel, Kind, Tensor};
+use retape_core::{DType, Device, Error, Kernel, MemoryKind, Tensor};
 
 fn ids(device: &Device, shape: &[usize], values: &[i64]) -> Tensor {
     Tensor::from_slice(device, shape, values).unwrap()
@@ -94,7 +94,7 @@ fn sums_that_meet_do_not_depend_on_threads() {
         let added = source.to_f64_vec().unwrap();
         (0..n * width).for_each(|i| want[at[i] as usize * width + i % width] += added[i]);
         close("scatter add", &out, &want, 2e-5);
-        vec![out.copy(Kind::Input).unwrap()]
+        vec![out.copy(MemoryKind::Input).unwrap()]
     });
 }
 

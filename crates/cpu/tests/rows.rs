@@ -4,7 +4,7 @@ mod common;
 use common::*;
 use retape_core::kernel::{CrossEntropySpec, LossReduction, RandomStream, Reduce, Window};
 use retape_core::layout::contiguous_strides;
-use retape_core::{DType, Device, Error, Kernel, Kind, Tensor};
+use retape_core::{DType, Device, Error, Kernel, MemoryKind, Tensor};
 
 /// Index of each output element that the input elements belong to, in row-major order.
 fn groups(shape: &[usize], out: &[usize]) -> Vec<usize> {
@@ -143,7 +143,7 @@ fn softmax_and_masks() {
                 let dx = poisoned(&device, dtype, &[4, n]);
                 run(&device, Kernel::SoftmaxGrad { y: &out, g: &g, out: &dx });
                 close("softmax grad", &dx, &grad, tolerance(dtype));
-                let g = g.copy(Kind::Input).unwrap();
+                let g = g.copy(MemoryKind::Input).unwrap();
                 run(&device, Kernel::SoftmaxGrad { y: &out, g: &g, out: &g });
                 close("softmax grad in place", &g, &grad, tolerance(dtype));
             }
@@ -212,7 +212,7 @@ fn layer_norm_and_gradients() {
             run(&device, Kernel::LayerNormParamGrad { x, mean: Some(&mean), rstd: &rstd, g, dweight, dbias });
             close("dweight", &pw, &dw, tol);
             close("dbias", &pb, &db, tol);
-            let g = g.copy(Kind::Input).unwrap();
+            let g = g.copy(MemoryKind::Input).unwrap();
             run(&device, Kernel::LayerNormGrad { x, weight, mean: Some(&mean), rstd: &rstd, g: &g, out: &g });
             close("dx in place", &g, &dx, if n == 1 { 1e-3 } else { tol });
         }
@@ -300,7 +300,7 @@ fn embedding_and_gradient() {
             let (out, dt) = (poisoned(&device, dtype, &[2, 3, width]), poisoned(&device, dtype, &[rows, width]));
             run(&device, Kernel::Embedding { table, ids: &ids, out: &out });
             close("embedding", &out, &want, 0.0);
-            let order = &Tensor::uninit(&device, &[6], DType::I64, Kind::Workspace).unwrap();
+            let order = &Tensor::uninit(&device, &[6], DType::I64, MemoryKind::Workspace).unwrap();
             run(&device, Kernel::EmbeddingGrad { ids: &ids, g: &g, order, out: &dt });
             close("embedding grad", &dt, &grad, tolerance(dtype));
         }

@@ -6,7 +6,7 @@
 //! rehearsal, whose times mean nothing.
 
 use retape_core::kernel::{AdamWConfig, AttentionSpec, CrossEntropySpec, RandomStream};
-use retape_core::{DType, Device, Kernel, Kind, Result, Tensor};
+use retape_core::{DType, Device, Kernel, MemoryKind, Result, Tensor};
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -37,7 +37,7 @@ fn main() -> Result<()> {
 
 impl Bench {
     fn tensor(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
-        let out = Tensor::uninit(&self.device, shape, dtype, Kind::Input)?;
+        let out = Tensor::uninit(&self.device, shape, dtype, MemoryKind::Input)?;
         if dtype.is_float() {
             self.device.run(&Kernel::Normal { stream: STREAM, std: 1.0, out: &out })?;
         } else {
@@ -184,17 +184,17 @@ impl Bench {
             Ok((tensors, [stats, self.tensor(&[batch, heads, time], DType::F32)?]))
         })?;
         let device = &self.device;
-        let (mask, segments) = (None, None);
+        let (mask, sequences) = (None, None);
         let forward = self.time(&operands, |(t, s)| {
             let (q, k, v, out, stats) = (&t[0], &t[1], &t[2], &t[3], &s[0]);
-            device.run(&Kernel::Attention { q, k, v, mask, segments, spec, out, stats })
+            device.run(&Kernel::Attention { q, k, v, mask, sequences, spec, out, stats })
         })?;
         let backward = self.time(&operands, |(t, s)| {
             let (q, k, v, o, g, dq, dk, dv) = (&t[0], &t[1], &t[2], &t[3], &t[4], &t[5], &t[6], &t[7]);
             let (stats, delta) = (&s[0], &s[1]);
             device.run(&Kernel::AttentionDelta { o, g, delta })?;
-            device.run(&Kernel::AttentionGradKv { q, k, v, mask, segments, g, stats, delta, spec, dk, dv })?;
-            device.run(&Kernel::AttentionGradQ { q, k, v, mask, segments, g, stats, delta, spec, dq })
+            device.run(&Kernel::AttentionGradKv { q, k, v, mask, sequences, g, stats, delta, spec, dk, dv })?;
+            device.run(&Kernel::AttentionGradQ { q, k, v, mask, sequences, g, stats, delta, spec, dq })
         })?;
         let flops = 4.0 * (batch * heads * size) as f64 * (time * time) as f64 * if causal { 0.5 } else { 1.0 };
         let label = format!("{batch}x{time}x{heads}x{size}{}", if causal { " causal" } else { "" });

@@ -2,7 +2,7 @@
 
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters, Tables};
-use retape_core::kernel::{AttentionSpec, RandomStream, Segments};
+use retape_core::kernel::{AttentionSpec, RandomStream, Sequences};
 use retape_core::{DType, Error, Result, Tensor};
 
 /// Queries or keys of a tile of the SIMT kernels, and their threads.
@@ -62,7 +62,7 @@ pub(crate) struct Operands<'a> {
     pub v: &'a Tensor,
     pub mask: Option<&'a Tensor>,
     pub spec: AttentionSpec,
-    pub segments: Option<Segments<'a>>,
+    pub sequences: Option<Sequences<'a>>,
 }
 
 /// What backward reads besides.
@@ -81,13 +81,13 @@ struct Call<'a> {
     parameters: Attention,
     /// Whether all operands but the mask and the statistics have one dtype.
     uniform: bool,
-    /// The bounds of segments, kept until the launches are queued.
+    /// The bounds of sequences, kept until the launches are queued.
     _tables: Option<Tables<'a, 2>>,
 }
 
 impl<'a> Call<'a> {
     fn new(gpu: &'a Gpu, name: &'static str, operands: Operands<'a>) -> Result<Call<'a>> {
-        let Operands { q, k, v, mask, spec, segments } = operands;
+        let Operands { q, k, v, mask, spec, sequences } = operands;
         let absent = TensorArg::ABSENT;
         let RandomStream { seed, counter } = spec.stream;
         // Times are 32-bit numbers in the kernels, with room to add a window and a tile.
@@ -125,15 +125,15 @@ impl<'a> Call<'a> {
             aligned: 0,
         };
         let mut tables = None;
-        if let Some(segments) = segments {
+        if let Some(sequences) = sequences {
             let table = |bounds: &[usize]| bounds.iter().map(|&bound| bound as i32).collect::<Vec<_>>();
             let longest = |bounds: &[usize]| bounds.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0) as i64;
-            let both = gpu.tables([&table(segments.queries), &table(segments.keys)])?;
+            let both = gpu.tables([&table(sequences.queries), &table(sequences.keys)])?;
             [parameters.cumulative_q, parameters.cumulative_k] = both.addresses;
             tables = Some(both);
-            parameters.sequences = segments.queries.len() as i64 - 1;
-            parameters.longest_q = longest(segments.queries);
-            parameters.longest_k = longest(segments.keys);
+            parameters.sequences = sequences.queries.len() as i64 - 1;
+            parameters.longest_q = longest(sequences.queries);
+            parameters.longest_k = longest(sequences.keys);
         }
         let mut call = Call { gpu, name, operands, parameters, uniform: true, _tables: tables };
         for (bit, tensor) in [(0, q), (1, k), (2, v)] {

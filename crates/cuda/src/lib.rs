@@ -127,21 +127,21 @@ unsafe impl Backend for Cuda {
             Kernel::LossGrad { f, by, x, target, weight, g, out } => {
                 pointwise_loss::loss_grad(gpu, f, by, (x, target, weight), g, out)
             }
-            Kernel::Attention { q, k, v, mask, segments, spec, out, stats } => {
-                let operands = attention::Operands { q, k, v, mask, spec, segments };
+            Kernel::Attention { q, k, v, mask, sequences, spec, out, stats } => {
+                let operands = attention::Operands { q, k, v, mask, spec, sequences };
                 attention::attention(gpu, operands, out, stats)
             }
             Kernel::AttentionDelta { o, g, delta } => attention::attention_delta(gpu, o, g, delta),
-            Kernel::AttentionGradKv { q, k, v, mask, segments, g, stats, delta, spec, dk, dv } => {
-                let operands = attention::Operands { q, k, v, mask, spec, segments };
+            Kernel::AttentionGradKv { q, k, v, mask, sequences, g, stats, delta, spec, dk, dv } => {
+                let operands = attention::Operands { q, k, v, mask, spec, sequences };
                 attention::attention_grad_kv(gpu, operands, attention::Saved { g, stats, delta }, dk, dv)
             }
-            Kernel::AttentionGradQ { q, k, v, mask, segments, g, stats, delta, spec, dq } => {
-                let operands = attention::Operands { q, k, v, mask, spec, segments };
+            Kernel::AttentionGradQ { q, k, v, mask, sequences, g, stats, delta, spec, dq } => {
+                let operands = attention::Operands { q, k, v, mask, spec, sequences };
                 attention::attention_grad_q(gpu, operands, attention::Saved { g, stats, delta }, dq)
             }
-            Kernel::AttentionGradMask { q, k, v, mask, segments, g, stats, delta, spec, dmask } => {
-                let operands = attention::Operands { q, k, v, mask, spec, segments };
+            Kernel::AttentionGradMask { q, k, v, mask, sequences, g, stats, delta, spec, dmask } => {
+                let operands = attention::Operands { q, k, v, mask, spec, sequences };
                 attention::attention_grad_mask(gpu, operands, attention::Saved { g, stats, delta }, dmask)
             }
             Kernel::Reduce { f, x, out } => reduce::reduce(gpu, f, x, out),

@@ -10,7 +10,7 @@
 use crate::checkpoint::{Cast, NamedTensor};
 use crate::{Error, Parameter, Result, checkpoint};
 pub use retape_core::kernel::AdamWConfig;
-use retape_core::{DType, Device, Gradients, Kernel, Kind, ParameterId, Tensor};
+use retape_core::{DType, Device, Gradients, Kernel, MemoryKind, ParameterId, Tensor};
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
@@ -23,7 +23,7 @@ pub struct ParameterGroup {
     pub config: AdamWConfig,
 }
 
-/// The optimizer. Its state is counted as [`Kind::Optimizer`] and made when a parameter first has a gradient: two
+/// The optimizer. Its state is counted as [`MemoryKind::Optimizer`] and made when a parameter first has a gradient: two
 /// moments of its shape, and a master copy where it is bf16 or f16. The state of these is f32, else it has the
 /// parameter's dtype.
 #[derive(Debug)]
@@ -51,12 +51,12 @@ impl State {
     fn new(p: &Tensor, replacements: u64) -> Result<State> {
         let dtype = p.dtype().computed_in();
         let zeros = || {
-            let tensor = Tensor::uninit(p.device(), p.shape(), dtype, Kind::Optimizer)?;
+            let tensor = Tensor::uninit(p.device(), p.shape(), dtype, MemoryKind::Optimizer)?;
             p.device().run(&Kernel::Fill { value: 0.0, out: &tensor })?;
             Ok::<Tensor, Error>(tensor.sealed())
         };
         let (m, v) = (zeros()?, zeros()?);
-        let master = if dtype == p.dtype() { None } else { Some(p.cast(dtype, Kind::Optimizer)?) };
+        let master = if dtype == p.dtype() { None } else { Some(p.cast(dtype, MemoryKind::Optimizer)?) };
         Ok(State { m, v, master, step: 0, replacements: Some(replacements) })
     }
 
@@ -64,7 +64,7 @@ impl State {
     fn unshare(&mut self) -> Result<()> {
         let tensors = [&mut self.m, &mut self.v].into_iter().chain(&mut self.master);
         for tensor in tensors.filter(|tensor| !tensor.is_sole_owner()) {
-            *tensor = tensor.copy(Kind::Optimizer)?;
+            *tensor = tensor.copy(MemoryKind::Optimizer)?;
         }
         Ok(())
     }
@@ -76,7 +76,7 @@ impl State {
             return Ok(());
         }
         if let Some(master) = &self.master {
-            let rounded = master.cast(p.dtype(), Kind::Workspace)?;
+            let rounded = master.cast(p.dtype(), MemoryKind::Workspace)?;
             if p.device().computes() && rounded.to_bytes()? != p.to_bytes()? {
                 p.device().run(&Kernel::Copy { x: p, out: master })?;
             }
@@ -162,7 +162,7 @@ impl AdamW {
         let (mut updates, mut made) = (Vec::new(), HashMap::new());
         for (parameter, config, g) in given {
             let (id, replacements) = (parameter.id(), parameter.replacements());
-            let g = g.contiguous(Kind::Workspace)?;
+            let g = g.contiguous(MemoryKind::Workspace)?;
             parameter.with_unique(|p| {
                 match self.state.get_mut(&id) {
                     Some(state) => {
@@ -244,7 +244,7 @@ impl AdamW {
         self.state.clear();
         for (parameter, names, step) in found {
             let (device, shape, dtype) = (parameter.device(), parameter.shape(), parameter.dtype().computed_in());
-            let read = |name: &String| file.tensor(name, &device, &shape, dtype, Cast::Refuse, Kind::Optimizer);
+            let read = |name: &String| file.tensor(name, &device, &shape, dtype, Cast::Refuse, MemoryKind::Optimizer);
             let (m, v, master) = (read(&names[0])?, read(&names[1])?, names.get(2).map(read).transpose()?);
             self.state.insert(parameter.id(), State { m, v, master, step, replacements: None });
         }
@@ -264,7 +264,7 @@ impl AdamW {
 }
 
 fn read_step(file: &checkpoint::File, name: &str, device: &Device) -> Result<u64> {
-    let tensor = file.tensor(name, device, &[], DType::I64, Cast::Refuse, Kind::Workspace)?;
+    let tensor = file.tensor(name, device, &[], DType::I64, Cast::Refuse, MemoryKind::Workspace)?;
     if !device.computes() {
         return Ok(0);
     }

@@ -3,7 +3,7 @@
 use crate::checkpoint::{self, Cast, File};
 use crate::{Error, Init, Parameter, Parameters, Result};
 use retape_core::kernel::RandomStream;
-use retape_core::{DType, Device, Kind, Scope, Tensor};
+use retape_core::{DType, Device, MemoryKind, Scope, Tensor};
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::path::Path;
@@ -159,11 +159,11 @@ impl Builder {
                 init.tensor(device, *dtype, shape, stream)?
             }
             Source::File(file, cast) if device.computes() => {
-                file.tensor(&path, device, shape, *dtype, *cast, Kind::Parameter)?
+                file.tensor(&path, device, shape, *dtype, *cast, MemoryKind::Parameter)?
             }
             Source::File(file, cast) => {
                 file.check(&path, shape, *dtype, *cast)?;
-                Tensor::uninit(device, shape, *dtype, Kind::Parameter)?
+                Tensor::uninit(device, shape, *dtype, MemoryKind::Parameter)?
             }
         };
         let parameter = Parameter::new(path.clone(), tensor)?;

@@ -4,7 +4,7 @@
 //! Reading and writing hold one tensor at a time in the host's memory.
 
 use crate::{AdamW, Error, Parameter, Result};
-use retape_core::{DType, Device, Kind, Tensor};
+use retape_core::{DType, Device, MemoryKind, Tensor};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo, View};
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -208,7 +208,7 @@ impl File {
         self.read.load(Ordering::Relaxed)
     }
 
-    /// A tensor as it is in the file, counted as [`Kind::Input`].
+    /// A tensor as it is in the file, counted as [`MemoryKind::Input`].
     pub fn read(&self, name: &str, device: &Device) -> Result<Tensor> {
         let info = self.info(name)?;
         match dtype_of(info.dtype) {
@@ -229,7 +229,7 @@ impl File {
         shape: &[usize],
         dtype: DType,
         cast: Cast,
-        kind: Kind,
+        kind: MemoryKind,
     ) -> Result<Tensor> {
         self.check(name, shape, dtype, cast)?;
         let tensor = self.read(name, device)?;
@@ -272,7 +272,7 @@ impl File {
 
     fn load_into(&self, parameters: &[&Parameter], cast: Cast) -> Result<()> {
         parameters.iter().try_for_each(|p| {
-            p.set(self.tensor(p.name(), &p.device(), &p.shape(), p.dtype(), cast, Kind::Parameter)?)
+            p.set(self.tensor(p.name(), &p.device(), &p.shape(), p.dtype(), cast, MemoryKind::Parameter)?)
         })
     }
 

@@ -2,7 +2,7 @@
 //! networks", 2013).
 
 use crate::{Error, Parameter, Result};
-use retape_core::{DType, Gradients, Kernel, Kind, Tensor};
+use retape_core::{DType, Gradients, Kernel, MemoryKind, Tensor};
 use std::collections::HashSet;
 
 /// The norm of all gradients together, and the factor that brings it to the bound.
@@ -35,7 +35,7 @@ pub fn clip_grad_norm(gradients: &Gradients, parameters: &[Parameter], max_norm:
         .collect();
     let (mut sum, mut computes) = (0.0, true);
     for (_, g) in &given {
-        let out = Tensor::uninit(g.device(), &[], DType::F64, Kind::Workspace)?;
+        let out = Tensor::uninit(g.device(), &[], DType::F64, MemoryKind::Workspace)?;
         g.device().run(&Kernel::SquaredNorm { x: g, out: &out })?;
         computes = g.device().computes();
         if computes {

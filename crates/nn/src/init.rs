@@ -2,7 +2,7 @@
 
 use crate::{Error, Result};
 use retape_core::kernel::{RandomStream, Unary};
-use retape_core::{DType, Device, Kernel, Kind, Tensor};
+use retape_core::{DType, Device, Kernel, MemoryKind, Tensor};
 
 /// What a fresh parameter holds. bf16 and f16 are drawn in f32 and rounded.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -49,7 +49,7 @@ impl Init {
     }
 
     pub(crate) fn tensor(self, device: &Device, dtype: DType, shape: &[usize], stream: RandomStream) -> Result<Tensor> {
-        let empty = |dtype| Tensor::uninit(device, shape, dtype, Kind::Parameter);
+        let empty = |dtype| Tensor::uninit(device, shape, dtype, MemoryKind::Parameter);
         let drawn = dtype.computed_in();
         let tensor = match self {
             Init::Constant(value) => {
@@ -70,6 +70,6 @@ impl Init {
                 out
             }
         };
-        if drawn == dtype { Ok(tensor) } else { Ok(tensor.cast(dtype, Kind::Parameter)?) }
+        if drawn == dtype { Ok(tensor) } else { Ok(tensor.cast(dtype, MemoryKind::Parameter)?) }
     }
 }

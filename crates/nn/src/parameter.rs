@@ -1,12 +1,12 @@
 //! A named tensor that training changes.
 
 use crate::{Error, Result};
-use retape_core::{DType, Device, Kind, Mark, ParameterId, Tape, Tensor, Var};
+use retape_core::{DType, Device, Mark, MemoryKind, ParameterId, Tape, Tensor, Var};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A parameter: a shared cell with a tensor. Clones share the cell, so a tied weight is one parameter in two layers,
-/// and its gradients add up. Its bytes are counted as [`Kind::Parameter`].
+/// and its gradients add up. Its bytes are counted as [`MemoryKind::Parameter`].
 ///
 /// An update replaces the cell's tensor, or overwrites it where nobody else holds its storage: a tape that recorded
 /// the old tensor never sees the new numbers.
@@ -142,7 +142,7 @@ impl Parameter {
     pub(crate) fn with_unique<R>(&self, write: impl FnOnce(&Tensor) -> Result<R>) -> Result<R> {
         let mut tensor = self.write();
         if !tensor.is_sole_owner() {
-            *tensor = tensor.copy(Kind::Parameter)?;
+            *tensor = tensor.copy(MemoryKind::Parameter)?;
         }
         write(&tensor)
     }
@@ -160,8 +160,8 @@ impl Parameter {
 /// The tensor in storage of its own, counted as a parameter.
 pub(crate) fn own(tensor: Tensor) -> Result<Tensor> {
     if tensor.is_sole_owner() {
-        tensor.storage().set_kind(Kind::Parameter);
+        tensor.storage().set_kind(MemoryKind::Parameter);
         return Ok(tensor.sealed());
     }
-    Ok(tensor.copy(Kind::Parameter)?)
+    Ok(tensor.copy(MemoryKind::Parameter)?)
 }

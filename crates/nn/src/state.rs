@@ -1,14 +1,14 @@
 //! A named tensor that a layer changes from step to step, without a gradient.
 
 use crate::{Error, Result};
-use retape_core::{DType, Device, Kind, StateId, Tape, Tensor, Var};
+use retape_core::{DType, Device, MemoryKind, StateId, Tape, Tensor, Var};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// State of a layer: a running mean, a cache. A shared cell with a tensor, as a [`Parameter`](crate::Parameter), but no
 /// gradient. A forward pass says what it becomes with [`set_later`](State::set_later); [`Tape::commit`] applies that
 /// after the step. A tape that isn't committed leaves it as it was, and so does a dry run.
 ///
-/// Its bytes are counted as [`Kind::Parameter`]: it is the model's own memory from step to step, which a step's budget
+/// Its bytes are counted as [`MemoryKind::Parameter`]: it is the model's own memory from step to step, which a step's budget
 /// doesn't cover. What waits for the commit belongs to the step until then.
 ///
 /// ```
@@ -116,7 +116,7 @@ impl State {
         self.check(&self.tensor(), &value.shape(), value.dtype(), &device)?;
         let state = self.clone();
         Ok(tape.set_later(self.id(), value, move |tensor| {
-            tensor.storage().set_kind(Kind::Parameter);
+            tensor.storage().set_kind(MemoryKind::Parameter);
             *state.write() = tensor;
         })?)
     }

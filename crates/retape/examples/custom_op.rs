@@ -3,7 +3,7 @@
 
 use retape::core::Result;
 use retape::kernel::{Binary, Unary};
-use retape::ops::{Backward, Cost, Exec, Op, Output, Outputs, Rule, Sample, Saves, Slot, Spec, saves};
+use retape::ops::{Backward, Cost, Exec, Op, OpRule, Output, Outputs, Sample, Saves, Slot, Spec, saves};
 use retape::prelude::*;
 use retape::{Kernel, check_gradients};
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use std::rc::Rc;
 #[derive(Debug, Clone, Copy)]
 struct SquaredRelu;
 
-impl Rule for SquaredRelu {
+impl OpRule for SquaredRelu {
     fn name(&self) -> &'static str {
         "squared_relu"
     }

@@ -1,6 +1,6 @@
 //! Tensors that lie alike on the two devices.
 
-use retape_core::{DType, Device, Kernel, Kind, Tensor};
+use retape_core::{DType, Device, Kernel, MemoryKind, Tensor};
 
 /// The CUDA device under test and the CPU.
 pub struct Both {
@@ -43,7 +43,7 @@ impl Both {
     pub fn tensors(&self, lie: Lie, shape: &[usize], dtype: DType, values: &[f64]) -> [Tensor; 2] {
         let (rank, cpu) = (shape.len(), &self.cpu);
         let turned = |t: &Tensor| t.transpose(rank - 2, rank - 1).unwrap();
-        let whole = Tensor::from_slice(cpu, shape, values).unwrap().cast(dtype, Kind::Input).unwrap();
+        let whole = Tensor::from_slice(cpu, shape, values).unwrap().cast(dtype, MemoryKind::Input).unwrap();
         let inside = |of: &Tensor, more: usize| {
             let sizes = of.shape().iter().enumerate().map(|(d, n)| n + if d + 1 == rank { more } else { 1 });
             let stored = Tensor::full(cpu, &sizes.collect::<Vec<_>>(), dtype, f64::NAN).unwrap();
@@ -52,7 +52,7 @@ impl Both {
         };
         match lie {
             Lie::Plain => self.stored(&whole, Tensor::clone),
-            Lie::Transposed => self.stored(&turned(&whole).contiguous(Kind::Input).unwrap(), turned),
+            Lie::Transposed => self.stored(&turned(&whole).contiguous(MemoryKind::Input).unwrap(), turned),
             Lie::Inside(more) => self.stored(&inside(&whole, more), |t| narrowed(t, shape)),
             Lie::TransposedInside(more) => {
                 let of = turned(&whole);
@@ -67,7 +67,7 @@ impl Both {
                 self.stored(&stored, every_second)
             }
             Lie::Expanded => {
-                let first = whole.narrow(0, 0, shape[0].min(1)).unwrap().contiguous(Kind::Input).unwrap();
+                let first = whole.narrow(0, 0, shape[0].min(1)).unwrap().contiguous(MemoryKind::Input).unwrap();
                 self.stored(&first, |t| t.expand(shape).unwrap())
             }
         }

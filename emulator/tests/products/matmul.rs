@@ -2,7 +2,7 @@
 
 use crate::both::{Both, Lie, both, epsilon, numbers};
 use Lie::*;
-use retape_core::{DType, Kernel, Kind, Tensor};
+use retape_core::{DType, Kernel, MemoryKind, Tensor};
 
 #[derive(Debug, Clone, Copy)]
 struct Case<'a> {
@@ -34,7 +34,7 @@ fn check(both: &Both, case: Case<'_>) -> Vec<u8> {
     } else {
         both.outs(&shape(case.batch, m, n), case.dtypes[2])
     };
-    let wide = |t: &Tensor| t.cast(DType::F64, Kind::Input).unwrap();
+    let wide = |t: &Tensor| t.cast(DType::F64, MemoryKind::Input).unwrap();
     let positive = |t: &Tensor| {
         let magnitudes: Vec<f64> = t.to_f64_vec().unwrap().iter().map(|x| x.abs()).collect();
         Tensor::from_slice(&both.cpu, t.shape(), &magnitudes).unwrap()

@@ -2,7 +2,7 @@
 
 use crate::both::{Lie, both, epsilon, numbers};
 use retape_core::kernel::AdamWConfig;
-use retape_core::{DType, Device, Kernel, Kind, Tape, Tensor};
+use retape_core::{DType, Device, Kernel, MemoryKind, Tape, Tensor};
 use retape_nn::{AdamW, Parameter};
 
 #[test]
@@ -57,17 +57,17 @@ fn small_steps_add_up_in_sixteen_bits() {
             // From 1.0 as in a run, with a gradient of each size.
             let w = Parameter::new("w", Tensor::full(device, &[37], dtype, 1.0).unwrap()).unwrap();
             let sizes: Vec<f64> = (0..37).map(|i| 2f64.powi(i % 11 - 8)).collect();
-            let g = Tensor::from_slice(device, &[37], &sizes).unwrap().cast(dtype, Kind::Input).unwrap();
+            let g = Tensor::from_slice(device, &[37], &sizes).unwrap().cast(dtype, MemoryKind::Input).unwrap();
             let mut optimizer = AdamW::decay_all(vec![w.clone()], config).unwrap();
             for _ in 0..100 {
                 let tape = Tape::new(device);
                 let y = w.var(&tape).unwrap().scale(1.0).unwrap();
                 optimizer.step(&tape.backward_from(&[(&y, &g)], false).unwrap(), 1.0).unwrap();
             }
-            assert_eq!(device.meter().live_of(Kind::Optimizer), 37 * 12);
+            assert_eq!(device.meter().live_of(MemoryKind::Optimizer), 37 * 12);
             let state = optimizer.state().unwrap();
             let master = state.iter().find(|s| s.name == "w.master").unwrap().tensor.clone();
-            let rounded = master.cast(dtype, Kind::Input).unwrap();
+            let rounded = master.cast(dtype, MemoryKind::Input).unwrap();
             assert_eq!(rounded.to_bytes().unwrap(), w.tensor().to_bytes().unwrap());
             master.to_f64_vec().unwrap()
         };

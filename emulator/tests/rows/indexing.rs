@@ -2,11 +2,11 @@
 
 use crate::twins::{FLOATS, LIES, Lie, Twin, compare, compare_errors, cuda, numbers};
 use retape_core::kernel::{Scan, meeting};
-use retape_core::{DType, Kernel, Kind, Tensor};
+use retape_core::{DType, Kernel, MemoryKind, Tensor};
 
 /// A workspace of `len` integers on `out`'s device.
 fn order(out: &Tensor, len: usize) -> Tensor {
-    Tensor::uninit(out.device(), &[len], DType::I64, Kind::Workspace).unwrap()
+    Tensor::uninit(out.device(), &[len], DType::I64, MemoryKind::Workspace).unwrap()
 }
 
 /// Integers 0..n, a pure function of the seed.
@@ -180,7 +180,7 @@ fn any_dtype_is_moved() {
         [DType::I64, DType::I32, DType::U8, DType::Bool, DType::F16]
             .into_iter()
             .flat_map(|dtype| {
-                let x = side.input(0).cast(dtype, retape_core::Kind::Input).unwrap();
+                let x = side.input(0).cast(dtype, retape_core::MemoryKind::Input).unwrap();
                 let (gathered, flipped) = (side.filled(&[3], dtype), side.filled(&[3], dtype));
                 let from = indexed(&x, 0, &[3]);
                 side.run(Kernel::Gather { x: &from, indices: &[side.input(1)], wrap: false, out: &gathered });

@@ -1,7 +1,7 @@
 //! Tensors that exist twice, and kernels run on both.
 
 use half::{bf16, f16};
-use retape_core::{DType, Device, Element, Error, Kernel, Kind, Tensor};
+use retape_core::{DType, Device, Element, Error, Kernel, MemoryKind, Tensor};
 use retape_tests::writable;
 use std::sync::OnceLock;
 
@@ -88,7 +88,7 @@ impl Twin {
                 let mut turned = shape.to_vec();
                 turned.swap(rank - 2, rank - 1);
                 let plain = Tensor::from_slice(&cpu(), shape, values).unwrap().transpose(rank - 2, rank - 1).unwrap();
-                let values: Vec<f64> = plain.copy(Kind::Input).unwrap().to_vec().unwrap();
+                let values: Vec<f64> = plain.copy(MemoryKind::Input).unwrap().to_vec().unwrap();
                 Twin::of(&turned, &values, dtype).map(|t| t.transpose(rank - 2, rank - 1).unwrap())
             }
             Lie::Inside if rank >= 1 => {

@@ -3,7 +3,7 @@
 
 use super::cpu;
 use retape_core::kernel::*;
-use retape_core::{DType, Device, Error, Kernel, Kind, ParameterId, Result, Tape, Tensor, meta};
+use retape_core::{DType, Device, Error, Kernel, MemoryKind, ParameterId, Result, Tape, Tensor, meta};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 fn full(device: &Device, shape: &[usize], dtype: DType) -> Tensor {
@@ -258,9 +258,9 @@ fn all() -> Vec<Wrong> {
         }),
         wrong("attention bounds", move |d| {
             let (q, out) = (f(d, &[1, 4, 2, 3]), f(d, &[1, 4, 2, 3]));
-            let segments = Some(Segments { queries: &[0, 9, 4], keys: &[0, 2, 4] });
+            let sequences = Some(Sequences { queries: &[0, 9, 4], keys: &[0, 2, 4] });
             let (mask, stats) = (None, f(d, &[1, 2, 4, 2]));
-            d.run(&Kernel::Attention { q: &q, k: &q, v: &q, mask, segments, spec, out: &out, stats: &stats })
+            d.run(&Kernel::Attention { q: &q, k: &q, v: &q, mask, sequences, spec, out: &out, stats: &stats })
         }),
         wrong("another device's tensor", move |d| {
             d.run(&Kernel::Unary { f: unary, x: &f(&meta(), &[4]), out: &f(d, &[4]) })
@@ -290,7 +290,7 @@ fn values_don_t_change() {
     // Of his own, a user may overwrite what nobody else holds, and all of what he is making.
     let own = Tensor::from_slice(&device, &[2], &[1f32, 2.0]).unwrap();
     fill(&own).unwrap();
-    let making = Tensor::uninit(&device, &[2], DType::F32, Kind::Input).unwrap();
+    let making = Tensor::uninit(&device, &[2], DType::F32, MemoryKind::Input).unwrap();
     fill(&making.narrow(0, 0, 1).unwrap()).unwrap();
     fill(&making.clone()).unwrap();
     assert_eq!((numbers(&own), numbers(&making)), (vec![7.0; 2], vec![7.0; 2]));
@@ -309,7 +309,7 @@ fn values_don_t_change() {
     let of_both = tape.backward(&twice[0].clone().add(&twice[1]).unwrap()).unwrap();
     let sum = of_both.parameter(id).unwrap().clone();
     let shared = Tensor::from_slice(&device, &[2], &[1f32, 2.0]).unwrap();
-    let cast = shared.cast(DType::F32, Kind::Input).unwrap();
+    let cast = shared.cast(DType::F32, MemoryKind::Input).unwrap();
     let _others = (shared.clone(), cast.narrow(0, 0, 1).unwrap());
     for value in [&making, &x.tensor().unwrap(), &y.tensor().unwrap(), &gradient, &sum, &shared, &cast] {
         let before = numbers(value);

@@ -4,7 +4,7 @@
 use super::{Mark, cpu, leaf};
 use retape_core::kernel::{Binary, Unary};
 use retape_core::ops::*;
-use retape_core::{DType, Device, Error, Kernel, Kind, Result, Tape, TapeOptions, Tensor, Var, meta};
+use retape_core::{DType, Device, Error, Kernel, MemoryKind, Result, Tape, TapeOptions, Tensor, Var, meta};
 use smallvec::{SmallVec, smallvec};
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -219,7 +219,7 @@ impl Faulty {
     }
 }
 
-impl Rule for Faulty {
+impl OpRule for Faulty {
     fn name(&self) -> &'static str {
         "faulty"
     }
@@ -271,7 +271,11 @@ impl Rule for Faulty {
                 exec.run(Kernel::Binary { f: Binary::Add, a, b: &b.narrow(0, 0, 1)?, out: &out[0] })?;
             }
             RunsOnAnotherDType => {
-                exec.run(Kernel::Unary { f: Unary::Exp, x: &a.cast(DType::I32, Kind::Workspace)?, out: &out[0] })?;
+                exec.run(Kernel::Unary {
+                    f: Unary::Exp,
+                    x: &a.cast(DType::I32, MemoryKind::Workspace)?,
+                    out: &out[0],
+                })?;
             }
             RunsOnAnotherDevice => {
                 let other = Tensor::full(&meta(), a.shape(), a.dtype(), 1.0)?;

@@ -9,7 +9,7 @@ use retape_core::ops::conv::{Conv, Padding};
 use retape_core::ops::index::Index;
 use retape_core::ops::pool::Pool;
 use retape_core::{
-    DType, Device, Error, Int8Spec, Kernel, Kind, Mark, Result, Rounding, Tape, TapeOptions, Tensor, Var, meta,
+    DType, Device, Error, Int8Spec, Kernel, Mark, MemoryKind, Result, Rounding, Tape, TapeOptions, Tensor, Var, meta,
 };
 use retape_tests::choices::{Bytes, Choices};
 use retape_tests::random;
@@ -276,7 +276,7 @@ const CALLS: &[(&str, Call)] = &[
         let device = v.x.tape().device();
         let dtype = DType::ALL[(d.choices)(DType::ALL.len())];
         let t = match (d.choices)(4) {
-            0 => Tensor::uninit(&device, &d.few(Draw::size), dtype, Kind::Input)?,
+            0 => Tensor::uninit(&device, &d.few(Draw::size), dtype, MemoryKind::Input)?,
             1 => Tensor::full(&device, &d.few(Draw::size), dtype, d.float())?,
             2 => Tensor::from_slice(&device, &d.few(Draw::size), &[1f32, 2.0])?,
             _ => Tensor::from_bytes(&device, &d.few(Draw::size), dtype, &[0; 8])?,
@@ -353,7 +353,7 @@ fn extremes_say_what_is_right() {
         ("no groups", v.images.clone().group_norm(0, None, None, 1e-5).err(), "equal groups"),
         ("far padding", v.x.clone().pad(&[isize::MAX, isize::MAX], 0.0).err(), "63 bits"),
         ("many repeats", v.x.clone().repeat(&[usize::MAX, 2]).err(), "63 bits"),
-        ("a huge tensor", Tensor::uninit(&meta(), &[1 << 61], DType::F64, Kind::Input).err(), "64 bits"),
+        ("a huge tensor", Tensor::uninit(&meta(), &[1 << 61], DType::F64, MemoryKind::Input).err(), "64 bits"),
     ];
     for (what, error, words) in errors {
         let text = error.unwrap_or_else(|| panic!("{what} is no error")).to_string();
@@ -373,11 +373,11 @@ fn extremes_say_what_is_right() {
 fn a_dry_run_counts_in_64_bits() {
     let device = meta();
     let much: Vec<Tensor> =
-        (0..2).map(|_| Tensor::uninit(&device, &[(1 << 63) - 1], DType::U8, Kind::Input).unwrap()).collect();
-    let more = Tensor::uninit(&device, &[(1 << 63) - 1], DType::U8, Kind::Input);
+        (0..2).map(|_| Tensor::uninit(&device, &[(1 << 63) - 1], DType::U8, MemoryKind::Input).unwrap()).collect();
+    let more = Tensor::uninit(&device, &[(1 << 63) - 1], DType::U8, MemoryKind::Input);
     assert!(matches!(more, Err(Error::OutOfMemory { .. })), "{more:?}");
     drop(much);
     assert_eq!(device.meter().live(), 0);
-    let out = Tensor::uninit(&device, &[2], DType::F32, Kind::Input).unwrap();
+    let out = Tensor::uninit(&device, &[2], DType::F32, MemoryKind::Input).unwrap();
     device.run(&Kernel::Uniform { stream: RandomStream { seed: u64::MAX, counter: u64::MAX }, out: &out }).unwrap();
 }

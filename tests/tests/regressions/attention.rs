@@ -136,7 +136,7 @@ fn a08_strided_output_gradient() {
         let y = tiled(&q, &k, &v, case).unwrap();
         // [1, time, heads, size] with heads outermost in memory.
         let g = random(&device, &[1, 4, 33, 8], 5, DType::F32).permute(&[0, 2, 1, 3]).unwrap();
-        let g = if strided { g } else { g.copy(retape_core::Kind::Input).unwrap() };
+        let g = if strided { g } else { g.copy(retape_core::MemoryKind::Input).unwrap() };
         let gradients = tape.backward_from(&[(&y, &g)], false).unwrap();
         [&q, &k, &v].map(|x| gradients.of(x).unwrap().to_bytes().unwrap())
     };

@@ -6,7 +6,8 @@
 //! C4 (a smaller budget, a larger peak) is for the planner; C9 and C22 also stand in `settling.rs`, by kernel and by bit.
 
 use retape_core::{
-    DType, Device, Error, Int8Spec, Kind, Mark, Policy, Result, Tape, TapeOptions, Tensor, Var, Verify, meta, scope,
+    DType, Device, Error, Int8Spec, Mark, MemoryKind, Policy, Result, Tape, TapeOptions, Tensor, Var, Verify, meta,
+    scope,
 };
 use retape_nn::data::ByteText;
 use retape_nn::{AdamW, AdamWConfig, AttentionForm, Gpt, GptConfig};
@@ -243,7 +244,7 @@ fn c13_three_readers_one_replay() {
     for pass in 1..=2 {
         tape.backward_retain(&loss).unwrap();
         assert_eq!(tape.stats().replayed_paths["gelu"], pass);
-        assert_eq!(device.meter().live_of(Kind::Recomputed), 0, "freed after its last reader");
+        assert_eq!(device.meter().live_of(MemoryKind::Recomputed), 0, "freed after its last reader");
     }
 }
 

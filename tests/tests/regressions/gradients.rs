@@ -204,7 +204,7 @@ fn g15_a_tiny_eps_in_f16() {
     for (name, norm) in norms {
         for (dtype, u) in [(DType::F16, 2f64.powi(-11)), (DType::BF16, 2f64.powi(-8))] {
             let x = floats(&device, &[3, 8], &values, dtype);
-            let wide = x.cast(DType::F64, retape_core::Kind::Input).unwrap();
+            let wide = x.cast(DType::F64, retape_core::MemoryKind::Input).unwrap();
             let y = |x: &Tensor| {
                 norm(&Tape::new(&device).leaf(x).unwrap()).unwrap().tensor().unwrap().to_f64_vec().unwrap()
             };

@@ -1,7 +1,7 @@
 //! What core checks of every kernel before a backend runs it. Kernels are called by safe code, an op defined outside this
 //! crate among it, and backends work on raw memory: nothing that could make them leave an operand gets past this file.
 
-use super::{AttentionSpec, CrossEntropySpec, Kernel, LossReduction, Segments, Window, meeting};
+use super::{AttentionSpec, CrossEntropySpec, Kernel, LossReduction, Sequences, Window, meeting};
 use crate::device::{Device, Lock, same_device};
 use crate::layout::{padded, reach};
 use crate::{DType, Error, Result, Tensor};
@@ -466,7 +466,7 @@ impl<'a> Check<'a> {
         &self,
         [q, k, v]: [&Tensor; 3],
         mask: Option<&Tensor>,
-        segments: Option<Segments<'_>>,
+        sequences: Option<Sequences<'_>>,
         spec: AttentionSpec,
     ) -> Result<[usize; 3]> {
         for (name, t) in [("q", q), ("k", k), ("v", v)] {
@@ -484,7 +484,7 @@ impl<'a> Check<'a> {
         self.must((0.0..1.0).contains(&spec.dropout), || format!("dropout must be in [0, 1), got {}", spec.dropout))?;
         let scores = [q[0], q[2], q[1], k[1]];
         mask.map_or(Ok(()), |mask| self.shape("mask", mask, &scores))?;
-        if let Some(Segments { queries, keys }) = segments {
+        if let Some(Sequences { queries, keys }) = sequences {
             let bounds = |bounds: &[usize], time: usize| {
                 bounds.first() == Some(&0) && bounds.last() == Some(&time) && bounds.is_sorted()
             };
@@ -504,11 +504,11 @@ impl<'a> Check<'a> {
         &self,
         [q, k, v]: [&Tensor; 3],
         mask: Option<&Tensor>,
-        segments: Option<Segments<'_>>,
+        sequences: Option<Sequences<'_>>,
         spec: AttentionSpec,
         [g, statistic, delta]: [&Tensor; 3],
     ) -> Result<()> {
-        let rows = self.attention([q, k, v], mask, segments, spec)?;
+        let rows = self.attention([q, k, v], mask, sequences, spec)?;
         self.shape("g", g, &[rows[0], rows[2], rows[1], v.shape()[3]])?;
         self.row_stats(statistic, &rows)?;
         self.shape("delta", delta, &rows)
@@ -662,8 +662,8 @@ impl<'a> Check<'a> {
             }
             Kernel::AvgPool { x, ref window, out, .. } => self.planes(window, x, out),
             Kernel::AvgPoolGrad { g, ref window, out, .. } => self.planes(window, out, g),
-            Kernel::Attention { q, k, v, mask, segments, spec, out, stats } => {
-                let rows = self.attention([q, k, v], mask, segments, spec)?;
+            Kernel::Attention { q, k, v, mask, sequences, spec, out, stats } => {
+                let rows = self.attention([q, k, v], mask, sequences, spec)?;
                 self.shape("out", out, &[rows[0], rows[2], rows[1], v.shape()[3]])?;
                 self.row_stats(stats, &rows)
             }
@@ -672,17 +672,17 @@ impl<'a> Check<'a> {
                 self.shape("g", g, o.shape())?;
                 self.shape("delta", delta, &[o.shape()[0], o.shape()[2], o.shape()[1]])
             }
-            Kernel::AttentionGradKv { q, k, v, mask, segments, g, stats, delta, spec, dk, dv } => {
-                self.attention_grad([q, k, v], mask, segments, spec, [g, stats, delta])?;
+            Kernel::AttentionGradKv { q, k, v, mask, sequences, g, stats, delta, spec, dk, dv } => {
+                self.attention_grad([q, k, v], mask, sequences, spec, [g, stats, delta])?;
                 self.shape("dk", dk, k.shape())?;
                 self.shape("dv", dv, v.shape())
             }
-            Kernel::AttentionGradQ { q, k, v, mask, segments, g, stats, delta, spec, dq } => {
-                self.attention_grad([q, k, v], mask, segments, spec, [g, stats, delta])?;
+            Kernel::AttentionGradQ { q, k, v, mask, sequences, g, stats, delta, spec, dq } => {
+                self.attention_grad([q, k, v], mask, sequences, spec, [g, stats, delta])?;
                 self.shape("dq", dq, q.shape())
             }
-            Kernel::AttentionGradMask { q, k, v, mask, segments, g, stats, delta, spec, dmask } => {
-                self.attention_grad([q, k, v], mask, segments, spec, [g, stats, delta])?;
+            Kernel::AttentionGradMask { q, k, v, mask, sequences, g, stats, delta, spec, dmask } => {
+                self.attention_grad([q, k, v], mask, sequences, spec, [g, stats, delta])?;
                 let scores = [q.shape()[0], q.shape()[2], q.shape()[1], k.shape()[1]];
                 self.reduced("dmask", dmask, &scores)?;
                 self.must(dmask.shape()[3] == scores[3], || "`dmask` must have a number for each key".into())

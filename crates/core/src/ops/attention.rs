@@ -10,7 +10,7 @@
 //! m and l belong to the exact q and k, so these are read exactly: int8 is refused for them.
 
 use super::*;
-use crate::kernel::{AttentionSpec, Segments};
+use crate::kernel::{AttentionSpec, Sequences};
 use crate::tape::Var;
 use std::rc::Rc;
 
@@ -50,8 +50,8 @@ impl Ragged {
     }
 
     /// Bounds of the sequences.
-    pub fn segments(&self) -> Segments<'_> {
-        Segments { queries: &self.queries, keys: &self.keys }
+    pub fn sequences(&self) -> Sequences<'_> {
+        Sequences { queries: &self.queries, keys: &self.keys }
     }
 
     fn totals(&self) -> [usize; 2] {
@@ -71,7 +71,7 @@ fn every_score(mask: &Tensor, q: &[usize], k: &[usize]) -> Result<Tensor> {
     mask.expand(&[q[0], q[2], q[1], k[1]])
 }
 
-impl Rule for Attention {
+impl OpRule for Attention {
     fn name(&self) -> &'static str {
         "attention"
     }
@@ -125,8 +125,8 @@ impl Rule for Attention {
         let (q, k, v) = (&inputs[0], &inputs[1], &inputs[2]);
         let mask = inputs.get(3).map(|m| every_score(m, q.shape(), k.shape())).transpose()?;
         let mask = mask.as_ref();
-        let segments = self.ragged.as_ref().map(|ragged| ragged.segments());
-        exec.run(Kernel::Attention { q, k, v, mask, segments, spec: self.spec, out: &outputs[0], stats: &outputs[1] })
+        let sequences = self.ragged.as_ref().map(|ragged| ragged.sequences());
+        exec.run(Kernel::Attention { q, k, v, mask, sequences, spec: self.spec, out: &outputs[0], stats: &outputs[1] })
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
@@ -152,13 +152,13 @@ impl Rule for Attention {
         let (q, k, v) = (&cx.saved(Slot::In(0))?, &cx.saved(Slot::In(1))?, &cx.saved(Slot::In(2))?);
         let mask = if self.mask { Some(every_score(&cx.saved(Slot::In(3))?, q.shape(), k.shape())?) } else { None };
         let (g, stats, delta, mask, spec) = (&g, &stats, &delta, mask.as_ref(), self.spec);
-        let segments = self.ragged.as_ref().map(|ragged| ragged.segments());
+        let sequences = self.ragged.as_ref().map(|ragged| ragged.sequences());
         if self.mask && cx.needs(3) {
             let (exec, of_mask) = (cx.exec(3), cx.input(3));
             // The kernel sums over all that the mask repeats but the keys.
             let rows = &of_mask.shape[..3];
             let dmask = exec.terms(&Spec::new([rows, &[k.shape()[1]]].concat(), q.dtype()), of_mask)?;
-            exec.run(Kernel::AttentionGradMask { q, k, v, mask, segments, g, stats, delta, spec, dmask: &dmask })?;
+            exec.run(Kernel::AttentionGradMask { q, k, v, mask, sequences, g, stats, delta, spec, dmask: &dmask })?;
             cx.set(3, exec.sum_terms(dmask, of_mask)?);
         }
         if cx.needs(1) || cx.needs(2) {
@@ -169,7 +169,7 @@ impl Rule for Attention {
                 k,
                 v,
                 mask,
-                segments,
+                sequences,
                 g,
                 stats,
                 delta,
@@ -185,7 +185,7 @@ impl Rule for Attention {
         }
         if cx.needs(0) {
             let dq = cx.exec(0).empty_like(cx.input(0))?;
-            cx.exec(0).run(Kernel::AttentionGradQ { q, k, v, mask, segments, g, stats, delta, spec, dq: &dq })?;
+            cx.exec(0).run(Kernel::AttentionGradQ { q, k, v, mask, sequences, g, stats, delta, spec, dq: &dq })?;
             cx.set(0, dq);
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! What an op's `backward` works with.
 
 use super::{Exec, KernelClock, Slot, Spec};
-use crate::{DType, Device, Kernel, Kind, Result, Tensor};
+use crate::{DType, Device, Kernel, MemoryKind, Result, Tensor};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 
@@ -96,7 +96,7 @@ impl<'a> Backward<'a> {
     pub fn grad0(&mut self) -> Tensor {
         self.grad(0).unwrap_or_else(|| {
             self.blame(|| "backward asks for the gradient of output 0, which has none; use `grad(0)`".into());
-            Tensor::uninit(self.device, &[0], DType::F32, Kind::Workspace).expect("no elements take no memory")
+            Tensor::uninit(self.device, &[0], DType::F32, MemoryKind::Workspace).expect("no elements take no memory")
         })
     }
     /// Takes a tensor that `saves` declared, replayed or dequantized as its mark says.
@@ -124,9 +124,10 @@ impl<'a> Backward<'a> {
         self.summed[input] = true;
         Ok(sum)
     }
-    /// Where to compute the gradient of an input: a leaf's is counted as [`Kind::Gradient`].
+    /// Where to compute the gradient of an input: a leaf's is counted as [`MemoryKind::Gradient`].
     pub fn exec(&self, input: usize) -> Exec<'a> {
-        let kind = if self.is_input(input) && self.leaves[input] { Kind::Gradient } else { Kind::Activation };
+        let kind =
+            if self.is_input(input) && self.leaves[input] { MemoryKind::Gradient } else { MemoryKind::Activation };
         Exec::new(self.device, kind, self.clock)
     }
 }

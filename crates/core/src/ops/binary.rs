@@ -14,7 +14,7 @@ use crate::tape::Var;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BinaryOp(pub Binary);
 
-impl Rule for BinaryOp {
+impl OpRule for BinaryOp {
     fn name(&self) -> &'static str {
         match self.0 {
             Binary::Add => "add",

@@ -9,7 +9,7 @@ use crate::tape::Var;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CausalMask;
 
-impl Rule for CausalMask {
+impl OpRule for CausalMask {
     fn name(&self) -> &'static str {
         "causal_mask"
     }

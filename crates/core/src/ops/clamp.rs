@@ -24,7 +24,7 @@ impl ClampBetween {
     }
 }
 
-impl Rule for ClampBetween {
+impl OpRule for ClampBetween {
     fn name(&self) -> &'static str {
         "clamp_between"
     }

@@ -71,7 +71,7 @@ impl Conv2d {
     }
 }
 
-impl Rule for Conv2d {
+impl OpRule for Conv2d {
     fn name(&self) -> &'static str {
         "conv2d"
     }

@@ -7,7 +7,7 @@ use crate::tape::Var;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Contiguous;
 
-impl Rule for Contiguous {
+impl OpRule for Contiguous {
     fn name(&self) -> &'static str {
         "contiguous"
     }
@@ -44,7 +44,7 @@ pub struct Cast {
     pub dtype: DType,
 }
 
-impl Rule for Cast {
+impl OpRule for Cast {
     fn name(&self) -> &'static str {
         "cast"
     }

@@ -78,7 +78,7 @@ impl CrossEntropy {
     }
 }
 
-impl Rule for CrossEntropy {
+impl OpRule for CrossEntropy {
     fn name(&self) -> &'static str {
         "cross_entropy"
     }
@@ -267,7 +267,7 @@ pub struct NllLoss {
     pub weight: bool,
 }
 
-impl Rule for NllLoss {
+impl OpRule for NllLoss {
     fn name(&self) -> &'static str {
         "nll_loss"
     }

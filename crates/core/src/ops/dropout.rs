@@ -21,7 +21,7 @@ pub(crate) fn check_probability(p: f64) -> Result<(), String> {
     if (0.0..1.0).contains(&p) { Ok(()) } else { Err(format!("the probability must be in [0, 1), got {p}")) }
 }
 
-impl Rule for Dropout {
+impl OpRule for Dropout {
     fn name(&self) -> &'static str {
         "dropout"
     }

@@ -13,7 +13,7 @@ pub struct Embedding {
     pub padding: Option<usize>,
 }
 
-impl Rule for Embedding {
+impl OpRule for Embedding {
     fn name(&self) -> &'static str {
         "embedding"
     }
@@ -55,7 +55,7 @@ impl Rule for Embedding {
             return padding.map_or(Ok(()), |row| exec.run(Kernel::Fill { value: 0.0, out: &row }));
         }
         // What other uses of the table have added to the padding's row stays.
-        let others = padding.as_ref().map(|row| row.copy(Kind::Workspace)).transpose()?;
+        let others = padding.as_ref().map(|row| row.copy(MemoryKind::Workspace)).transpose()?;
         let rows = Gathered { dims: smallvec![0], at: 0 };
         let (view, ids) = rows.operands(&sum.tensor, &[ids])?;
         exec.scatter_add(&g, &[&ids[0]], false, 1.0, &view)?;

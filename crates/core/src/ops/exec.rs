@@ -3,7 +3,7 @@
 use super::Spec;
 use crate::kernel::{Binary, Reduce};
 use crate::layout::Shape;
-use crate::{DType, Device, Kernel, Kind, Result, Tensor};
+use crate::{DType, Device, Kernel, MemoryKind, Result, Tensor};
 use std::cell::Cell;
 use std::time::Instant;
 
@@ -29,12 +29,12 @@ impl KernelClock {
 #[derive(Debug)]
 pub struct Exec<'a> {
     device: &'a Device,
-    kind: Kind,
+    kind: MemoryKind,
     clock: &'a KernelClock,
 }
 
 impl<'a> Exec<'a> {
-    pub(crate) fn new(device: &'a Device, kind: Kind, clock: &'a KernelClock) -> Exec<'a> {
+    pub(crate) fn new(device: &'a Device, kind: MemoryKind, clock: &'a KernelClock) -> Exec<'a> {
         Exec { device, kind, clock }
     }
 
@@ -61,7 +61,7 @@ impl<'a> Exec<'a> {
 
     /// A declared workspace.
     pub fn workspace(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
-        Tensor::uninit(self.device, shape, dtype, Kind::Workspace)
+        Tensor::uninit(self.device, shape, dtype, MemoryKind::Workspace)
     }
 
     /// out += alpha source at the indices: [`Kernel::ScatterAdd`] with its workspace.

@@ -10,7 +10,7 @@ pub struct Flip {
     pub dims: SmallVec<[usize; 4]>,
 }
 
-impl Rule for Flip {
+impl OpRule for Flip {
     fn name(&self) -> &'static str {
         "flip"
     }

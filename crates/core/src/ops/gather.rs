@@ -87,7 +87,7 @@ pub struct Gather {
     pub wrap: bool,
 }
 
-impl Rule for Gather {
+impl OpRule for Gather {
     fn name(&self) -> &'static str {
         "gather"
     }
@@ -153,7 +153,7 @@ pub struct ScatterAdd {
     pub alpha: f64,
 }
 
-impl Rule for ScatterAdd {
+impl OpRule for ScatterAdd {
     fn name(&self) -> &'static str {
         "scatter_add"
     }

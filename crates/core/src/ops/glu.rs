@@ -25,7 +25,7 @@ fn gated(exec: &Exec<'_>, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
     exec.run(Kernel::UnaryGrad { f, saved: b, g: a, out })
 }
 
-impl Rule for Glu {
+impl OpRule for Glu {
     fn name(&self) -> &'static str {
         "glu"
     }

@@ -38,7 +38,7 @@ impl GroupNorm {
     fn per_channel(&self, parameter: &Tensor, shape: &[usize]) -> Result<Tensor> {
         let mut column: Shape = shape.iter().map(|_| 1).collect();
         column[1] = shape[1];
-        let parameter = parameter.contiguous(Kind::Workspace)?;
+        let parameter = parameter.contiguous(MemoryKind::Workspace)?;
         parameter.view_as(&column)?.expect("a contiguous tensor can always be viewed with another shape").expand(shape)
     }
 }
@@ -50,7 +50,7 @@ fn pieces(x: &Tensor) -> impl Iterator<Item = (usize, usize)> + use<> {
     (0..samples).step_by(n).map(move |from| (from, n))
 }
 
-impl Rule for GroupNorm {
+impl OpRule for GroupNorm {
     fn name(&self) -> &'static str {
         "group_norm"
     }

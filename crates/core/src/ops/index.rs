@@ -40,7 +40,7 @@ impl Gathered {
     }
 }
 
-impl Rule for Gathered {
+impl OpRule for Gathered {
     fn name(&self) -> &'static str {
         "index"
     }

@@ -17,7 +17,7 @@ impl Cat {
     }
 }
 
-impl Rule for Cat {
+impl OpRule for Cat {
     fn name(&self) -> &'static str {
         "cat"
     }

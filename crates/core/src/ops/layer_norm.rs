@@ -27,7 +27,7 @@ impl LayerNorm {
     }
 }
 
-impl Rule for LayerNorm {
+impl OpRule for LayerNorm {
     fn name(&self) -> &'static str {
         "layer_norm"
     }

@@ -20,7 +20,7 @@ pub struct LossOp {
     pub weight: bool,
 }
 
-impl Rule for LossOp {
+impl OpRule for LossOp {
     fn name(&self) -> &'static str {
         match self.f {
             Loss::Squared => "mse_loss",

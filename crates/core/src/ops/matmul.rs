@@ -14,7 +14,7 @@ use crate::tape::Var;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Matmul;
 
-impl Rule for Matmul {
+impl OpRule for Matmul {
     fn name(&self) -> &'static str {
         "matmul"
     }
@@ -139,7 +139,7 @@ pub struct AddMatmul {
     pub batched: bool,
 }
 
-impl Rule for AddMatmul {
+impl OpRule for AddMatmul {
     fn name(&self) -> &'static str {
         if self.batched { "baddbmm" } else { "addmm" }
     }
@@ -242,7 +242,7 @@ impl Linear {
     }
 }
 
-impl Rule for Linear {
+impl OpRule for Linear {
     fn name(&self) -> &'static str {
         "linear"
     }

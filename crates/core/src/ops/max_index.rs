@@ -22,7 +22,7 @@ impl MaxIndex {
     }
 }
 
-impl Rule for MaxIndex {
+impl OpRule for MaxIndex {
     fn name(&self) -> &'static str {
         "max"
     }

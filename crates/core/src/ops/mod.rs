@@ -6,7 +6,7 @@ mod sample;
 
 use crate::kernel::{Binary, Reduce};
 use crate::layout::Shape;
-use crate::{DType, Kernel, Kind, Result, Tensor};
+use crate::{DType, Kernel, MemoryKind, Result, Tensor};
 pub(crate) use backward::PassSource;
 pub use backward::{Backward, GradientSum};
 pub use exec::Exec;
@@ -148,7 +148,7 @@ impl Cost {
 /// holds where a method panics. A rule may use its own tape, and what it records there stays. What the engine can't see is
 /// the rule's own business: numbers of outputs that forward never writes are undefined, and a `forward` that gives other
 /// numbers when it is run again makes replays differ.
-pub trait Rule: Debug {
+pub trait OpRule: Debug {
     /// The usual name, as users write it in patterns: `layer_norm`.
     fn name(&self) -> &'static str;
 
@@ -223,12 +223,12 @@ macro_rules! registry {
         pub enum Op {
             $($op($module::$op),)*
             /// An op defined outside this crate.
-            Custom(Rc<dyn Rule>),
+            Custom(Rc<dyn OpRule>),
         }
 
         impl Op {
             /// The op's rule.
-            pub fn rule(&self) -> &dyn Rule {
+            pub fn rule(&self) -> &dyn OpRule {
                 match self {
                     $(Op::$op(op) => op,)*
                     Op::Custom(rule) => &**rule,
@@ -237,7 +237,7 @@ macro_rules! registry {
 
             /// The samples of every op by the file that defines it, in the registry's order.
             pub fn samples_by_file() -> Vec<(&'static str, Vec<Sample>)> {
-                vec![$((stringify!($module), <$module::$op as Rule>::samples())),*]
+                vec![$((stringify!($module), <$module::$op as OpRule>::samples())),*]
             }
 
             /// The samples of every op, for tests that loop over the registry.

@@ -12,7 +12,7 @@ pub struct Pad {
     pub value: f64,
 }
 
-impl Rule for Pad {
+impl OpRule for Pad {
     fn name(&self) -> &'static str {
         "pad"
     }

@@ -85,7 +85,7 @@ pub struct MaxPool2d {
     pub indices: bool,
 }
 
-impl Rule for MaxPool2d {
+impl OpRule for MaxPool2d {
     fn name(&self) -> &'static str {
         "max_pool2d"
     }
@@ -152,7 +152,7 @@ pub struct AvgPool2d {
     pub divisor: PoolDivisor,
 }
 
-impl Rule for AvgPool2d {
+impl OpRule for AvgPool2d {
     fn name(&self) -> &'static str {
         "avg_pool2d"
     }

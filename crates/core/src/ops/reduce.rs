@@ -79,7 +79,7 @@ impl ReduceOp {
     }
 }
 
-impl Rule for ReduceOp {
+impl OpRule for ReduceOp {
     fn name(&self) -> &'static str {
         self.f.name()
     }

@@ -22,7 +22,7 @@ impl Repeat {
     }
 }
 
-impl Rule for Repeat {
+impl OpRule for Repeat {
     fn name(&self) -> &'static str {
         "repeat"
     }

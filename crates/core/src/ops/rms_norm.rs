@@ -18,7 +18,7 @@ pub struct RmsNorm {
     pub weight: bool,
 }
 
-impl Rule for RmsNorm {
+impl OpRule for RmsNorm {
     fn name(&self) -> &'static str {
         "rms_norm"
     }

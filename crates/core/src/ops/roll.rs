@@ -10,7 +10,7 @@ pub struct Roll {
     pub shifts: SmallVec<[(usize, usize); 2]>,
 }
 
-impl Rule for Roll {
+impl OpRule for Roll {
     fn name(&self) -> &'static str {
         "roll"
     }

@@ -2,7 +2,7 @@
 
 use super::Op;
 
-/// Inputs for testing an op; see [`Rule::samples`](super::Rule::samples).
+/// Inputs for testing an op; see [`OpRule::samples`](super::OpRule::samples).
 #[derive(Debug, Clone)]
 pub struct Sample {
     /// What it shows.

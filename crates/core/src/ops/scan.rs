@@ -18,7 +18,7 @@ pub struct ScanOp {
     pub dim: usize,
 }
 
-impl Rule for ScanOp {
+impl OpRule for ScanOp {
     fn name(&self) -> &'static str {
         if self.f == Scan::Prod { "cumprod" } else { "cumsum" }
     }

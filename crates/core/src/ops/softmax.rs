@@ -13,7 +13,7 @@ use crate::tape::Var;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Softmax;
 
-impl Rule for Softmax {
+impl OpRule for Softmax {
     fn name(&self) -> &'static str {
         "softmax"
     }
@@ -80,7 +80,7 @@ impl Rule for Softmax {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogSoftmax;
 
-impl Rule for LogSoftmax {
+impl OpRule for LogSoftmax {
     fn name(&self) -> &'static str {
         "log_softmax"
     }

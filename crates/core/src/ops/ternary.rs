@@ -14,7 +14,7 @@ use crate::tape::Var;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TernaryOp(pub Ternary);
 
-impl Rule for TernaryOp {
+impl OpRule for TernaryOp {
     fn name(&self) -> &'static str {
         match self.0 {
             Ternary::Lerp => "lerp",

@@ -19,7 +19,7 @@ impl Triangle {
     }
 }
 
-impl Rule for Triangle {
+impl OpRule for Triangle {
     fn name(&self) -> &'static str {
         if self.upper { "triu" } else { "tril" }
     }

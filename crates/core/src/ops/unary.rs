@@ -9,7 +9,7 @@ use crate::tape::Var;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct UnaryOp(pub Unary);
 
-impl Rule for UnaryOp {
+impl OpRule for UnaryOp {
     fn name(&self) -> &'static str {
         match self.0 {
             Unary::Neg => "neg",

@@ -39,7 +39,7 @@ pub struct Reshape {
     pub shape: Shape,
 }
 
-impl Rule for Reshape {
+impl OpRule for Reshape {
     fn name(&self) -> &'static str {
         "reshape"
     }
@@ -83,7 +83,7 @@ pub struct Permute {
     pub order: Shape,
 }
 
-impl Rule for Permute {
+impl OpRule for Permute {
     fn name(&self) -> &'static str {
         "permute"
     }
@@ -126,7 +126,7 @@ pub struct Expand {
     pub shape: Shape,
 }
 
-impl Rule for Expand {
+impl OpRule for Expand {
     fn name(&self) -> &'static str {
         "expand"
     }
@@ -179,7 +179,7 @@ impl Narrow {
     }
 }
 
-impl Rule for Narrow {
+impl OpRule for Narrow {
     fn name(&self) -> &'static str {
         "narrow"
     }
@@ -238,7 +238,7 @@ impl Split {
     }
 }
 
-impl Rule for Split {
+impl OpRule for Split {
     fn name(&self) -> &'static str {
         "split"
     }

@@ -8,7 +8,7 @@ use crate::tape::Var;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Where;
 
-impl Rule for Where {
+impl OpRule for Where {
     fn name(&self) -> &'static str {
         "where"
     }

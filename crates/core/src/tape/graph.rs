@@ -11,7 +11,7 @@ use super::{ParameterId, Stats, TapeOptions, Var};
 use crate::kernel::RandomStream;
 use crate::mark::{Decision, Int8Spec, Site};
 use crate::ops::{Op, Saves, Slot, Spec};
-use crate::{Device, Error, Holds, Mark, Result, Roles, Tensor};
+use crate::{Contents, Device, Error, Mark, Result, Roles, Tensor};
 use slotmap::{SlotMap, new_key_type};
 use smallvec::{SmallVec, smallvec};
 use std::collections::{HashMap, HashSet};
@@ -417,7 +417,7 @@ impl Graph {
             let id = self.next_value;
             self.next_value += 1;
             if !new.is_view {
-                value.tensor.storage().note_contents(Holds::Value(id));
+                value.tensor.storage().note_contents(Contents::Value(id));
             }
             let storage = value.tensor.storage().number();
             let key = self.values.insert(Value {

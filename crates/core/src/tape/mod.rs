@@ -18,7 +18,7 @@ use crate::device::unique;
 use crate::kernel::RandomStream;
 use crate::layout::Shape;
 use crate::ops::{Exec, KernelClock, Spec};
-use crate::{DType, Device, Error, Int8Spec, Kernel, Kind, Policy, Result, Rounding, Tensor};
+use crate::{DType, Device, Error, Int8Spec, Kernel, MemoryKind, Policy, Result, Rounding, Tensor};
 pub use commit::StateId;
 use graph::{Graph, PendingQuantize, Quantized, ValueKey};
 pub use pass::GradOptions;
@@ -359,7 +359,7 @@ impl Tape {
         stats
     }
 
-    fn exec<'a>(&'a self, device: &'a Device, kind: Kind) -> Exec<'a> {
+    fn exec<'a>(&'a self, device: &'a Device, kind: MemoryKind) -> Exec<'a> {
         Exec::new(device, kind, &self.0.clock)
     }
 
@@ -371,7 +371,7 @@ impl Tape {
             let graph = self.graph();
             (graph.device.clone(), graph.options.measure_quantization, graph.rounding_stream(value))
         };
-        let result = quantize(&self.exec(&device, Kind::Quantized), &tensor, spec, stream).map_err(|error| {
+        let result = quantize(&self.exec(&device, MemoryKind::Quantized), &tensor, spec, stream).map_err(|error| {
             let graph = self.graph();
             let v = &graph.values[value];
             error.of_value(&v.path, graph.nodes[v.node].op_name())
@@ -392,8 +392,9 @@ impl Tape {
     /// Relative L2 distance of an int8 store from the original.
     fn quantization_error(&self, device: &Device, original: &Tensor, quantized: &Quantized) -> Result<f64> {
         // Both tensors on every device, so that a dry run takes the same memory.
-        let stored = dequantize(&self.exec(device, Kind::Workspace), quantized)?.cast(DType::F64, Kind::Workspace)?;
-        let original = original.cast(DType::F64, Kind::Workspace)?;
+        let stored = dequantize(&self.exec(device, MemoryKind::Workspace), quantized)?
+            .cast(DType::F64, MemoryKind::Workspace)?;
+        let original = original.cast(DType::F64, MemoryKind::Workspace)?;
         let (mut error, mut norm) = (0.0, 0.0);
         for (x, y) in original.to_vec::<f64>()?.into_iter().zip(stored.to_vec::<f64>()?) {
             error += (x - y) * (x - y);

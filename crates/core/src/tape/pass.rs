@@ -9,7 +9,7 @@ use super::sums::is_part;
 use super::{Gradients, ParameterId, Tape, Var, Verify};
 use crate::device::same_device;
 use crate::ops::{Backward, GradientSum, Op, PassSource, Slot, Spec};
-use crate::{Device, Error, Kernel, Kind, Moment, Phase, Result, Tensor};
+use crate::{Device, Error, Kernel, MemoryKind, Moment, Phase, Result, Tensor};
 use slotmap::SecondaryMap;
 use smallvec::SmallVec;
 use std::cell::RefCell;
@@ -112,7 +112,7 @@ impl Tape {
                 format!("backward starts at one number, this is {}; sum it, or use `backward_from`", Spec::of(&tensor));
             return Err(no_gradient(loss, reason));
         }
-        let seed = Tensor::uninit(tensor.device(), tensor.shape(), tensor.dtype(), Kind::Activation)?;
+        let seed = Tensor::uninit(tensor.device(), tensor.shape(), tensor.dtype(), MemoryKind::Activation)?;
         tensor.device().run(&Kernel::Fill { value: scale, out: &seed })?;
         drop(tensor);
         self.backward_seeded(vec![(loss, seed)], Vec::new(), retain, wanted)
@@ -415,7 +415,7 @@ impl<'a> Pass<'a> {
         }
         for (id, (_, sum)) in std::mem::take(&mut self.shared) {
             if let (Some(sum), Some(leaf)) = (sum, gradients.by_parameter.get(&id)) {
-                let sum = if sum.dtype() == leaf.dtype() { sum } else { sum.cast(leaf.dtype(), Kind::Gradient)? };
+                let sum = if sum.dtype() == leaf.dtype() { sum } else { sum.cast(leaf.dtype(), MemoryKind::Gradient)? };
                 gradients.by_parameter.insert(id, sum.sealed());
             }
         }
@@ -568,7 +568,7 @@ impl PassSource for Saved<'_, '_> {
         self.pass.end_read(value, self.segment);
         if tensor.is_sole_owner() {
             // The op owns it now, and may overwrite it.
-            tensor.storage().set_kind(Kind::Activation);
+            tensor.storage().set_kind(MemoryKind::Activation);
         }
         Ok(tensor)
     }

@@ -4,7 +4,7 @@ use super::graph::{Disposition, MarkSource, NewNode, NewValue};
 use super::trace::Event;
 use super::{Tape, Var};
 use crate::ops::{Exec, Op, Outputs, Saves, Slot, Spec};
-use crate::{Error, Kind, Mark, Moment, Phase, Result, Tensor};
+use crate::{Error, Mark, MemoryKind, Moment, Phase, Result, Tensor};
 use smallvec::SmallVec;
 use std::rc::Rc;
 
@@ -100,7 +100,7 @@ impl Tape {
                 (views, true)
             }
             None => {
-                let exec = self.exec(&device, Kind::Activation);
+                let exec = self.exec(&device, MemoryKind::Activation);
                 let outputs = allocate(&exec, &promised).map_err(located)?;
                 rule.forward(&exec, &tensors, &outputs).map_err(located)?;
                 (outputs, false)

@@ -6,7 +6,7 @@ use super::pass::Pass;
 use super::record::is_view_of;
 use super::{dequantize, quantize};
 use crate::ops::Spec;
-use crate::{Error, Holds, Int8Spec, Kind, Mark, Moment, Phase, Result, Tensor};
+use crate::{Contents, Error, Int8Spec, Mark, MemoryKind, Moment, Phase, Result, Tensor};
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
@@ -107,7 +107,7 @@ impl Pass<'_> {
         let stream = graph.rounding_stream(root);
         drop(graph);
         let start = Instant::now();
-        let exec = self.tape.exec(&self.device, Kind::Recomputed);
+        let exec = self.tape.exec(&self.device, MemoryKind::Recomputed);
         let tensor = match source {
             Source::Ready(tensor) => return Ok(tensor),
             Source::Dequantize(quantized) => {
@@ -115,7 +115,7 @@ impl Pass<'_> {
                 dequantize(&exec, &quantized)?
             }
             Source::RoundTrip(live, spec) => {
-                let stored = match quantize(&self.tape.exec(&self.device, Kind::Quantized), &live, spec, stream) {
+                let stored = match quantize(&self.tape.exec(&self.device, MemoryKind::Quantized), &live, spec, stream) {
                     Err(Error::NonFinite { .. }) if self.tape.graph().keep_full(root) => return Ok(live),
                     other => other.map_err(|error| error.of_value(&path, op))?,
                 };
@@ -125,7 +125,7 @@ impl Pass<'_> {
             }
         };
         self.quantize_nanos += start.elapsed().as_nanos() as u64;
-        tensor.storage().note_contents(Holds::Value(id));
+        tensor.storage().note_contents(Contents::Value(id));
         self.values[root].held = Some(tensor.clone());
         Ok(tensor)
     }
@@ -184,12 +184,12 @@ impl Pass<'_> {
         };
 
         let tensors: SmallVec<[Tensor; 3]> = inputs.iter().map(|&i| self.view(i)).collect::<Result<_>>()?;
-        let exec = self.tape.exec(&self.device, Kind::Recomputed);
+        let exec = self.tape.exec(&self.device, MemoryKind::Recomputed);
         let before = self.tape.0.clock.nanos();
         self.device.meter().set_moment(moment);
         let produced: SmallVec<[Tensor; 1]> = specs.iter().map(|s| exec.empty_like(s)).collect::<Result<_>>()?;
         op.rule().forward(&exec, &tensors, &produced)?;
-        produced.iter().zip(ids).for_each(|(tensor, id)| tensor.storage().note_contents(Holds::Value(id)));
+        produced.iter().zip(ids).for_each(|(tensor, id)| tensor.storage().note_contents(Contents::Value(id)));
         self.device.meter().set_moment(self.visiting);
         drop(tensors);
         self.nodes[key].replays += 1;

@@ -2,7 +2,10 @@
 
 use super::Tape;
 use super::graph::{Disposition, Graph, MarkSource, NodeKey, Stored, Value, ValueKey};
-use crate::{Error, Int8Spec, Kind, Ledger, LedgerEntry, Lint, Mark, Name, Names, Origin, PresetInfo, Result, RuleUse};
+use crate::{
+    Error, Int8Spec, Ledger, LedgerEntry, Lint, Mark, MemoryKind, NodeName, Origin, PresetInfo, Result, RuleUse,
+    TapeNames,
+};
 use slotmap::SecondaryMap;
 use smallvec::SmallVec;
 use std::cmp::Reverse;
@@ -48,11 +51,11 @@ impl Tape {
     }
 
     /// The paths of the nodes and values that are on this tape now, for a [`Timeline`](crate::Timeline).
-    pub fn names(&self) -> Names {
+    pub fn names(&self) -> TapeNames {
         let graph = self.graph();
-        let mut names = Names::default();
+        let mut names = TapeNames::default();
         for node in graph.nodes.values() {
-            let name = |value: ValueKey| Name { path: graph.values[value].path.to_string(), op: node.op_name() };
+            let name = |value: ValueKey| NodeName { path: graph.values[value].path.to_string(), op: node.op_name() };
             names.nodes.insert(node.sequence, name(node.outputs[0]));
             names.values.extend(node.outputs.iter().map(|&output| (graph.values[output].id, name(output))));
         }
@@ -257,7 +260,9 @@ impl Graph {
         }
         let leaves = storages.into_values().filter_map(|(held, leaf)| Some((held, leaf?)));
         let by_tape_alone = leaves.filter(|&(held, leaf)| match &self.values[leaf].stored {
-            Stored::Full(t) => t.holders() == held && matches!(t.storage().kind(), Kind::Input | Kind::Activation),
+            Stored::Full(t) => {
+                t.holders() == held && matches!(t.storage().kind(), MemoryKind::Input | MemoryKind::Activation)
+            }
             _ => false,
         });
         by_tape_alone.map(|(_, leaf)| leaf).collect()

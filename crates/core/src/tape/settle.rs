@@ -8,7 +8,7 @@ use super::audit::Fingerprint;
 use super::graph::{Disposition, Graph, NodeKey, PendingQuantize, Quantized, Stored, ValueKey};
 use super::trace::Event;
 use crate::ops::Spec;
-use crate::{Error, Holds, Mark, Result, Tensor};
+use crate::{Contents, Error, Mark, Result, Tensor};
 use smallvec::SmallVec;
 
 impl Graph {
@@ -220,8 +220,8 @@ impl Graph {
     fn store_full(&mut self, value: ValueKey, tensor: Tensor) {
         let is_leaf = self.nodes[self.values[value].node].is_leaf();
         // A parameter's: `commit` has made it a state meanwhile.
-        if !is_leaf && tensor.storage().kind() != crate::Kind::Parameter {
-            tensor.storage().set_kind(crate::Kind::Saved);
+        if !is_leaf && tensor.storage().kind() != crate::MemoryKind::Parameter {
+            tensor.storage().set_kind(crate::MemoryKind::Saved);
         }
         self.values[value].stored = Stored::Full(tensor);
     }
@@ -276,7 +276,7 @@ impl Graph {
             // The user may have freed it, or a pass may have ended, while the kernel ran.
             Ok(quantized) if matches!(v.stored, Stored::Full(_)) => {
                 for part in [&quantized.q, &quantized.scales] {
-                    part.storage().note_contents(Holds::Value(v.id));
+                    part.storage().note_contents(Contents::Value(v.id));
                 }
                 v.stored = Stored::Quantized(quantized);
                 v.quantization_error = error;

@@ -5,7 +5,7 @@ use super::pass::Pass;
 use super::{Gradients, ParameterId};
 use crate::kernel::Binary;
 use crate::ops::{Exec, GradientSum, Op, Spec};
-use crate::{DType, Holds, Kernel, Kind, Result, Tensor};
+use crate::{Contents, DType, Kernel, MemoryKind, Result, Tensor};
 use smallvec::SmallVec;
 use std::rc::Rc;
 
@@ -19,10 +19,10 @@ impl Pass<'_> {
             None => grad,
             Some(sum) => add_in(&self.tape.exec(&self.device, kind), dtype, sum, grad)?,
         };
-        if is_leaf && kind == Kind::Gradient && self.may_give(&grad) {
-            grad.storage().set_kind(Kind::Gradient);
+        if is_leaf && kind == MemoryKind::Gradient && self.may_give(&grad) {
+            grad.storage().set_kind(MemoryKind::Gradient);
         }
-        grad.storage().note_contents(Holds::Gradient(id));
+        grad.storage().note_contents(Contents::Gradient(id));
         self.grads.insert(value, grad);
         Ok(())
     }
@@ -52,7 +52,7 @@ impl Pass<'_> {
         let part = views.iter().rev().try_fold(whole.clone(), view);
         let covers = part.as_ref().is_some_and(Tensor::covers_storage);
         if is_new && !covers {
-            self.tape.exec(&self.device, Kind::Activation).run(Kernel::Fill { value: 0.0, out: &whole })?;
+            self.tape.exec(&self.device, MemoryKind::Activation).run(Kernel::Fill { value: 0.0, out: &whole })?;
             is_new = false;
         }
         match part {
@@ -72,7 +72,7 @@ impl Pass<'_> {
             shared => {
                 let exec = self.tape.exec(&self.device, kind);
                 let own = exec.empty(&spec.shape, dtype)?;
-                own.storage().note_contents(Holds::Gradient(id));
+                own.storage().note_contents(Contents::Gradient(id));
                 if let Some(shared) = shared {
                     exec.run(Kernel::Copy { x: &shared, out: &own })?;
                 }
@@ -94,9 +94,9 @@ impl Pass<'_> {
         if sum.dtype() == spec.dtype {
             return Ok(Some(sum));
         }
-        let exec = self.tape.exec(&self.device, if is_leaf { Kind::Gradient } else { Kind::Activation });
+        let exec = self.tape.exec(&self.device, if is_leaf { MemoryKind::Gradient } else { MemoryKind::Activation });
         let grad = exec.empty_like(&spec)?;
-        grad.storage().note_contents(Holds::Gradient(id));
+        grad.storage().note_contents(Contents::Gradient(id));
         exec.run(Kernel::Copy { x: &sum, out: &grad })?;
         Ok(Some(grad))
     }
@@ -108,7 +108,7 @@ impl Pass<'_> {
         let is_leaf = graph.nodes[v.node].is_leaf();
         let dtype = if self.values[value].uses > 2 { v.spec.dtype.computed_in() } else { v.spec.dtype };
         let handed_out = is_leaf && dtype == v.spec.dtype;
-        let kind = if handed_out { Kind::Gradient } else { Kind::Activation };
+        let kind = if handed_out { MemoryKind::Gradient } else { MemoryKind::Activation };
         SumSpec { spec: v.spec.clone(), dtype, kind, id: v.id, is_leaf }
     }
 
@@ -129,7 +129,7 @@ impl Pass<'_> {
             && let Some((_, sum)) = self.shared.get_mut(&id)
             && let Some(more) = self.grads.get(leaf)
         {
-            let exec = self.tape.exec(&self.device, Kind::Gradient);
+            let exec = self.tape.exec(&self.device, MemoryKind::Gradient);
             *sum = Some(match sum.take() {
                 None => more.clone(),
                 Some(sum) => add_in(&exec, more.dtype().computed_in(), sum, more.clone())?,
@@ -137,9 +137,9 @@ impl Pass<'_> {
         }
         let Some(mut grad) = self.take_grad(leaf)? else { return Ok(()) };
         if !self.may_give(&grad) {
-            grad = grad.copy(Kind::Gradient)?;
+            grad = grad.copy(MemoryKind::Gradient)?;
         }
-        grad.storage().set_kind(Kind::Gradient);
+        grad.storage().set_kind(MemoryKind::Gradient);
         if let Some(id) = parameter {
             gradients.by_parameter.insert(id, grad.clone());
         }
@@ -159,7 +159,7 @@ struct SumSpec {
     /// In which dtype.
     dtype: DType,
     /// What the sum is counted as.
-    kind: Kind,
+    kind: MemoryKind,
     id: u64,
     is_leaf: bool,
 }

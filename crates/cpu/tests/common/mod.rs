@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use retape_core::kernel::RandomStream;
-use retape_core::{DType, Device, Kernel, Kind, Tensor};
+use retape_core::{DType, Device, Kernel, MemoryKind, Tensor};
 
 pub const FLOATS: [DType; 2] = [DType::F32, DType::F64];
 pub const STREAM: RandomStream = RandomStream { seed: 42, counter: 3 };
@@ -18,7 +18,7 @@ pub fn run(device: &Device, kernel: Kernel<'_>) {
 /// The workspace of a scatter-add.
 pub fn order_of(source: &Tensor, indices: &[&Tensor], out: &Tensor) -> Tensor {
     let len = retape_core::kernel::meeting(source, indices, out);
-    Tensor::uninit(source.device(), &[len], DType::I64, Kind::Workspace).unwrap()
+    Tensor::uninit(source.device(), &[len], DType::I64, MemoryKind::Workspace).unwrap()
 }
 
 /// Repeatable numbers in about [-2, 2].
@@ -35,7 +35,7 @@ pub fn values(n: usize, seed: u64) -> Vec<f64> {
 /// A tensor that kernels may write.
 pub fn tensor(device: &Device, dtype: DType, shape: &[usize], values: &[f64]) -> Tensor {
     let (x, out) =
-        (Tensor::from_slice(device, shape, values), Tensor::uninit(device, shape, dtype, Kind::Input).unwrap());
+        (Tensor::from_slice(device, shape, values), Tensor::uninit(device, shape, dtype, MemoryKind::Input).unwrap());
     run(device, Kernel::Copy { x: &x.unwrap(), out: &out });
     out
 }
@@ -45,7 +45,7 @@ pub fn tensor(device: &Device, dtype: DType, shape: &[usize], values: &[f64]) ->
 pub fn views(device: &Device, dtype: DType, shape: &[usize], values: &[f64]) -> Vec<Tensor> {
     let plain = tensor(device, dtype, shape, values);
     let order: Vec<usize> = (0..shape.len()).rev().collect();
-    let turned = plain.permute(&order).unwrap().copy(Kind::Input).unwrap().permute(&order).unwrap();
+    let turned = plain.permute(&order).unwrap().copy(MemoryKind::Input).unwrap().permute(&order).unwrap();
     let padded: Vec<usize> = shape.iter().map(|n| n + 2).collect();
     let nan = Tensor::full(device, &padded, dtype, f64::NAN).unwrap();
     let inside = shape.iter().enumerate().fold(nan, |t, (d, &n)| t.narrow(d, 1, n).unwrap());

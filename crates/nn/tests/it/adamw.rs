@@ -1,6 +1,6 @@
 use crate::{Scratch, gradients, parameter};
 use approx::assert_relative_eq;
-use retape_core::{DType, Device, Gradients, Kernel, Kind, Tape, Tensor, meta};
+use retape_core::{DType, Device, Gradients, Kernel, MemoryKind, Tape, Tensor, meta};
 use retape_nn::checkpoint::{Cast, load_parameters, load_training, save_parameters, save_training};
 use retape_nn::{AdamW, AdamWConfig, Error, Parameter, ParameterGroup};
 
@@ -41,8 +41,8 @@ fn as_by_hand() {
     let no_decay = AdamWConfig { weight_decay: 0.0, ..CONFIG };
     assert_relative_eq!(values(&b)[0], by_hand(0.5, &steps.map(|s| 0.5 * s.1), no_decay), max_relative = 1e-14);
     assert_eq!(optimizer.state_bytes(), 2 * 3 * 8);
-    assert_eq!(device.meter().live_of(Kind::Optimizer), 2 * 3 * 8);
-    assert_eq!(device.meter().live_of(Kind::Parameter), 3 * 8);
+    assert_eq!(device.meter().live_of(MemoryKind::Optimizer), 2 * 3 * 8);
+    assert_eq!(device.meter().live_of(MemoryKind::Parameter), 3 * 8);
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn in_place_or_copied() {
     assert_eq!(late.of(&x).unwrap().to_f64_vec().unwrap(), [2.0 * before[0]], "the tape's gradient is of its numbers");
     assert_ne!(values(&w), before);
     drop((seen, x, loss, tape, late, g));
-    assert_eq!(device.meter().live_of(Kind::Parameter), 8);
+    assert_eq!(device.meter().live_of(MemoryKind::Parameter), 8);
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn small_steps_add_up_in_sixteen_bits() {
                     of_half.step(&constant_gradient(&half, gradient), 1.0).unwrap();
                     of_full.step(&constant_gradient(&full, gradient), 1.0).unwrap();
                 }
-                let rounded = full.tensor().cast(dtype, Kind::Input).unwrap();
+                let rounded = full.tensor().cast(dtype, MemoryKind::Input).unwrap();
                 assert_eq!(half.tensor().to_bytes().unwrap(), rounded.to_bytes().unwrap(), "{dtype} {gradient}");
                 let expected = by_hand(1.0, &[gradient; 1000], config);
                 assert!((values(&half)[0] - expected).abs() < rounding, "{dtype}: {} for {expected}", values(&half)[0]);
@@ -227,10 +227,10 @@ fn the_state_is_counted() {
                 optimizer.step(&g, 1.0).unwrap();
                 figures.push((device.meter().step_peak(), device.meter().fingerprint()));
             }
-            w.set(w.tensor().copy(Kind::Parameter).unwrap()).unwrap();
+            w.set(w.tensor().copy(MemoryKind::Parameter).unwrap()).unwrap();
             optimizer.step(&constant_gradient(&w, 1.0), 1.0).unwrap();
             assert_eq!(optimizer.state_bytes(), 5 * bytes, "{dtype}");
-            assert_eq!(device.meter().live_of(Kind::Optimizer) as usize, 5 * bytes, "{dtype}");
+            assert_eq!(device.meter().live_of(MemoryKind::Optimizer) as usize, 5 * bytes, "{dtype}");
             (figures, device.meter().live(), device.meter().fingerprint())
         };
         assert_eq!(run(&retape_cpu::device()), run(&meta()), "{dtype}");

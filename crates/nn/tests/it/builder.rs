@@ -1,5 +1,5 @@
 use crate::{Scratch, small};
-use retape_core::{DType, Kind, Role, Tape, Tensor, meta};
+use retape_core::{DType, MemoryKind, Role, Tape, Tensor, meta};
 use retape_nn::checkpoint::{Cast, NamedTensor, save, save_parameters};
 use retape_nn::{AttentionForm, Builder, Error, Gpt, GptConfig, Init, Linear, Parameter, Parameters};
 
@@ -153,7 +153,7 @@ fn loads_what_was_saved() {
     for (a, b) in saved.iter().zip(&loaded) {
         assert_eq!((a.name(), bytes(a)), (b.name(), bytes(b)));
     }
-    assert_eq!(other.meter().live(), other.meter().live_of(Kind::Parameter));
+    assert_eq!(other.meter().live(), other.meter().live_of(MemoryKind::Parameter));
     assert_eq!(other.meter().peak(), saved.bytes() as u64, "nothing is drawn, and nothing is there twice");
 
     let dry = meta();
@@ -192,7 +192,7 @@ fn tied_weights() {
         Gpt::load(&path, &device, &config, Cast::Refuse)
     };
     let wte = saved.get("transformer.wte.weight").unwrap().tensor();
-    let loaded = with_head(wte.copy(Kind::Input).unwrap()).unwrap().parameters();
+    let loaded = with_head(wte.copy(MemoryKind::Input).unwrap()).unwrap().parameters();
     assert_eq!((loaded.len(), loaded.elements()), (saved.len(), config.parameter_count()));
     save_parameters(&path, &loaded, &[]).unwrap();
     assert!(!retape_nn::checkpoint::open(&path).unwrap().contains("lm_head.weight"), "saved once");

@@ -1,5 +1,5 @@
 use crate::{Scratch, gradients, parameter};
-use retape_core::{DType, Kind, Tensor, meta};
+use retape_core::{DType, MemoryKind, Tensor, meta};
 use retape_nn::checkpoint::{
     Cast, NamedTensor, load_parameters, load_training, open, save, save_parameters, save_training,
 };
@@ -24,7 +24,7 @@ fn a_model_there_and_back() {
     for (a, b) in saved.parameters().iter().zip(loaded.parameters()) {
         assert_eq!(a.tensor().to_bytes().unwrap(), b.tensor().to_bytes().unwrap(), "{}", a.name());
     }
-    assert_eq!(device.meter().live(), device.meter().live_of(Kind::Parameter));
+    assert_eq!(device.meter().live(), device.meter().live_of(MemoryKind::Parameter));
     assert_eq!(device.meter().live() as usize, 2 * config.parameter_bytes());
 }
 
@@ -35,7 +35,8 @@ fn every_dtype_and_a_strided_view() {
     let path = scratch.path("all.safetensors");
     let numbers = Tensor::from_slice(&device, &[2, 3], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.5]).unwrap();
     let view = numbers.transpose(0, 1).unwrap();
-    let named = |dtype: DType| NamedTensor { name: dtype.to_string(), tensor: view.cast(dtype, Kind::Input).unwrap() };
+    let named =
+        |dtype: DType| NamedTensor { name: dtype.to_string(), tensor: view.cast(dtype, MemoryKind::Input).unwrap() };
     let mut tensors: Vec<NamedTensor> = DType::ALL.into_iter().map(named).collect();
     tensors.push(NamedTensor { name: "view".into(), tensor: view });
     tensors
@@ -176,8 +177,8 @@ fn a_file_is_read_once() {
     assert_eq!((names.len(), file.contains("p399"), file.contains("p400")), (400, true, false));
     file.only(|name| name.starts_with('p')).unwrap();
     for (i, name) in names.iter().enumerate() {
-        assert!(file.tensor(name, &device, &[9], DType::F64, Cast::Refuse, Kind::Input).is_err());
-        file.tensor(name, &device, &[8], DType::F64, Cast::Refuse, Kind::Input).unwrap();
+        assert!(file.tensor(name, &device, &[9], DType::F64, Cast::Refuse, MemoryKind::Input).is_err());
+        file.tensor(name, &device, &[8], DType::F64, Cast::Refuse, MemoryKind::Input).unwrap();
         assert_eq!(file.bytes_read(), length - 64 * (399 - i as u64));
     }
 

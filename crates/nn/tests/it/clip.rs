@@ -1,6 +1,6 @@
 use crate::{gradients, parameter};
 use approx::assert_relative_eq;
-use retape_core::{DType, Kind, ParameterId, Tape, Tensor, meta};
+use retape_core::{DType, MemoryKind, ParameterId, Tape, Tensor, meta};
 use retape_nn::{AdamW, AdamWConfig, Error, LossScaler, Parameter, clip_grad_norm};
 
 #[test]
@@ -16,7 +16,7 @@ fn norm_and_scale() {
     assert_eq!(clip_grad_norm(&g, &all, 7.0).unwrap().scale, 1.0);
     assert_eq!(clip_grad_norm(&g, &all, f64::INFINITY).unwrap().scale, 1.0);
     assert_eq!(clip_grad_norm(&g, &[], 1.0).unwrap().norm, 0.0);
-    assert_eq!(device.meter().live_of(Kind::Workspace), 0);
+    assert_eq!(device.meter().live_of(MemoryKind::Workspace), 0);
     for bound in [0.0, -1.0, f64::NAN] {
         assert!(matches!(clip_grad_norm(&g, &all, bound), Err(Error::Optimizer { .. })));
     }

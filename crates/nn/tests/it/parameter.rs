@@ -1,5 +1,5 @@
 use crate::parameter;
-use retape_core::{DType, Kind, Tensor};
+use retape_core::{DType, MemoryKind, Tensor};
 use retape_nn::{Error, Parameter};
 
 #[test]
@@ -9,8 +9,8 @@ fn counted_in_storage_of_its_own() {
     let p = Parameter::new("p", table.transpose(0, 1).unwrap()).unwrap();
     assert!(!p.tensor().shares_storage(&table));
     assert_eq!(p.tensor().to_vec::<f64>().unwrap(), [1.0, 3.0, 2.0, 4.0]);
-    assert_eq!(device.meter().live_of(Kind::Parameter), 32);
-    assert_eq!(device.meter().live_of(Kind::Input), 32);
+    assert_eq!(device.meter().live_of(MemoryKind::Parameter), 32);
+    assert_eq!(device.meter().live_of(MemoryKind::Input), 32);
 }
 
 #[test]
@@ -25,5 +25,5 @@ fn a_replacement_must_fit() {
     for wrong in [other_device, other_shape, other_dtype] {
         assert!(matches!(p.set(wrong), Err(Error::WrongReplacement { .. })));
     }
-    assert_eq!(device.meter().live_of(Kind::Parameter), 16);
+    assert_eq!(device.meter().live_of(MemoryKind::Parameter), 16);
 }

@@ -8,7 +8,7 @@
 use crate::graphs::Marks;
 use crate::linear::Linear;
 use crate::timeline::{Place, Timeline};
-use retape_core::{DryRun, Int8Spec, Kind, Mark, MemoryEvent, Moment, Phase, Trace};
+use retape_core::{DryRun, Int8Spec, Mark, MemoryEvent, MemoryKind, Moment, Phase, Trace};
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -198,7 +198,7 @@ impl<'a> Model<'a> {
             if self.items[item].int8_bytes.is_some() {
                 marks[item].1 = Mark::Int8(Int8Spec::default());
                 let log = Timeline::of(self.trace, meter, &marks);
-                let store = log.events.iter().find(|e| e.0.kind == Some(Kind::Quantized)).expect("it is stored");
+                let store = log.events.iter().find(|e| e.0.kind == Some(MemoryKind::Quantized)).expect("it is stored");
                 let store = store.0.allocation;
                 let end = log.events.iter().position(|e| e.0.allocation == store && e.0.kind.is_none()).expect("freed");
                 let mut place = log.places()[end - log.backward];

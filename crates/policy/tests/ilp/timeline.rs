@@ -1,7 +1,7 @@
 //! The memory of a run, event by event.
 
 use crate::graphs::Marks;
-use retape_core::{Kind, Mark, MemoryEvent, MemoryMeter, Phase, Trace};
+use retape_core::{Mark, MemoryEvent, MemoryKind, MemoryMeter, Phase, Trace};
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -34,8 +34,10 @@ impl Timeline {
         trace.run(Some(Rc::new(Marks::new(marks)))).unwrap();
         let log = meter.take_log();
         meter.set_logging(false);
-        let mut kinds: HashMap<u64, Kind> = HashMap::new();
-        let step = |kind: Option<Kind>, bytes: u64| if kind.is_some_and(Kind::is_step) { bytes as f64 } else { 0.0 };
+        let mut kinds: HashMap<u64, MemoryKind> = HashMap::new();
+        let step = |kind: Option<MemoryKind>, bytes: u64| {
+            if kind.is_some_and(MemoryKind::is_step) { bytes as f64 } else { 0.0 }
+        };
         let mut live = start;
         let events: Vec<_> = log
             .into_iter()
