@@ -3,7 +3,7 @@
 
 use crate::floats;
 use half::{bf16, f16};
-use retape_core::kernel::{Binary, Loss, Ternary, Unary};
+use retape_core::kernel::{BinaryFn, LossFn, TernaryFn, UnaryFn};
 use retape_core::{DType, Device, Kernel, MemoryKind, Tensor};
 
 const DTYPES: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
@@ -123,59 +123,59 @@ fn gate(x: f64) -> (f64, f64) {
 }
 
 /// f(x), by its definition and limits.
-fn value(f: Unary, x: f64) -> f64 {
+fn value(f: UnaryFn, x: f64) -> f64 {
     match f {
-        Unary::Neg => -x,
-        Unary::Scale(c) => c * x,
-        Unary::Shift(c) => x + c,
-        Unary::Exp => x.exp(),
-        Unary::Log => x.ln(),
-        Unary::Sqrt => x.sqrt(),
-        Unary::Rsqrt => 1.0 / x.sqrt(),
-        Unary::Reciprocal => 1.0 / x,
-        Unary::Square => x * x,
-        Unary::Abs => x.abs(),
-        Unary::Tanh => x.tanh(),
-        Unary::Sigmoid => sigmoid(x),
-        Unary::Relu => {
+        UnaryFn::Neg => -x,
+        UnaryFn::Scale(c) => c * x,
+        UnaryFn::Shift(c) => x + c,
+        UnaryFn::Exp => x.exp(),
+        UnaryFn::Log => x.ln(),
+        UnaryFn::Sqrt => x.sqrt(),
+        UnaryFn::Rsqrt => 1.0 / x.sqrt(),
+        UnaryFn::Reciprocal => 1.0 / x,
+        UnaryFn::Square => x * x,
+        UnaryFn::Abs => x.abs(),
+        UnaryFn::Tanh => x.tanh(),
+        UnaryFn::Sigmoid => sigmoid(x),
+        UnaryFn::Relu => {
             if x <= 0.0 {
                 0.0
             } else {
                 x
             }
         }
-        Unary::Silu | Unary::Gelu | Unary::GeluTanh if x < -800.0 => 0.0,
-        Unary::Silu => x * sigmoid(x),
-        Unary::Gelu => x * cdf(x),
-        Unary::GeluTanh => x * sigmoid(gate(x).0),
-        Unary::Sin => x.sin(),
-        Unary::Cos => x.cos(),
-        Unary::Log1p => x.ln_1p(),
-        Unary::Expm1 => x.exp_m1(),
-        Unary::Erf => libm::erf(x),
-        Unary::Softplus { beta, threshold } => {
+        UnaryFn::Silu | UnaryFn::Gelu | UnaryFn::GeluTanh if x < -800.0 => 0.0,
+        UnaryFn::Silu => x * sigmoid(x),
+        UnaryFn::Gelu => x * cdf(x),
+        UnaryFn::GeluTanh => x * sigmoid(gate(x).0),
+        UnaryFn::Sin => x.sin(),
+        UnaryFn::Cos => x.cos(),
+        UnaryFn::Log1p => x.ln_1p(),
+        UnaryFn::Expm1 => x.exp_m1(),
+        UnaryFn::Erf => libm::erf(x),
+        UnaryFn::Softplus { beta, threshold } => {
             if beta * x > threshold {
                 x
             } else {
                 softplus(beta * x) / beta
             }
         }
-        Unary::LogSigmoid => -softplus(-x),
-        Unary::LeakyRelu(c) => {
+        UnaryFn::LogSigmoid => -softplus(-x),
+        UnaryFn::LeakyRelu(c) => {
             if x > 0.0 {
                 x
             } else {
                 c * x
             }
         }
-        Unary::Elu(alpha) => {
+        UnaryFn::Elu(alpha) => {
             if x > 0.0 {
                 x
             } else {
                 alpha * x.exp_m1()
             }
         }
-        Unary::Clamp { low, high } => {
+        UnaryFn::Clamp { low, high } => {
             if x < low {
                 low
             } else if x > high {
@@ -184,25 +184,25 @@ fn value(f: Unary, x: f64) -> f64 {
                 x
             }
         }
-        Unary::Pow(c) => x.powf(c),
-        Unary::PowBase(c) => c.powf(x),
+        UnaryFn::Pow(c) => x.powf(c),
+        UnaryFn::PowBase(c) => c.powf(x),
     }
 }
 
 /// f'(x), of y where the gradient reads it.
-fn slope(f: Unary, x: f64) -> f64 {
+fn slope(f: UnaryFn, x: f64) -> f64 {
     let y = x;
     match f {
-        Unary::Neg => -1.0,
-        Unary::Scale(c) => c,
-        Unary::Shift(_) => 1.0,
-        Unary::Exp => y,
-        Unary::Log => 1.0 / x,
-        Unary::Sqrt => 0.5 / y,
-        Unary::Rsqrt => -0.5 * y * y * y,
-        Unary::Reciprocal => -y * y,
-        Unary::Square => 2.0 * x,
-        Unary::Abs => {
+        UnaryFn::Neg => -1.0,
+        UnaryFn::Scale(c) => c,
+        UnaryFn::Shift(_) => 1.0,
+        UnaryFn::Exp => y,
+        UnaryFn::Log => 1.0 / x,
+        UnaryFn::Sqrt => 0.5 / y,
+        UnaryFn::Rsqrt => -0.5 * y * y * y,
+        UnaryFn::Reciprocal => -y * y,
+        UnaryFn::Square => 2.0 * x,
+        UnaryFn::Abs => {
             if x > 0.0 {
                 1.0
             } else if x < 0.0 {
@@ -211,64 +211,64 @@ fn slope(f: Unary, x: f64) -> f64 {
                 0.0
             }
         }
-        Unary::Tanh => (1.0 - y) * (1.0 + y),
-        Unary::Sigmoid => y * (1.0 - y),
-        Unary::Relu => {
+        UnaryFn::Tanh => (1.0 - y) * (1.0 + y),
+        UnaryFn::Sigmoid => y * (1.0 - y),
+        UnaryFn::Relu => {
             if x <= 0.0 {
                 0.0
             } else {
                 1.0
             }
         }
-        Unary::Silu | Unary::Gelu | Unary::GeluTanh if x.abs() > 800.0 => (x > 0.0) as u8 as f64,
-        Unary::Silu => sigmoid(x) * (1.0 + x * sigmoid(-x)),
-        Unary::Gelu => cdf(x) + x * (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt(),
-        Unary::GeluTanh => {
+        UnaryFn::Silu | UnaryFn::Gelu | UnaryFn::GeluTanh if x.abs() > 800.0 => (x > 0.0) as u8 as f64,
+        UnaryFn::Silu => sigmoid(x) * (1.0 + x * sigmoid(-x)),
+        UnaryFn::Gelu => cdf(x) + x * (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt(),
+        UnaryFn::GeluTanh => {
             let (z, slope) = gate(x);
             sigmoid(z) * (1.0 + x * sigmoid(-z) * slope)
         }
-        Unary::Sin => x.cos(),
-        Unary::Cos => -x.sin(),
-        Unary::Log1p => 1.0 / (1.0 + x),
-        Unary::Expm1 => y + 1.0,
-        Unary::Erf => std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp(),
-        Unary::Softplus { beta, threshold } => {
+        UnaryFn::Sin => x.cos(),
+        UnaryFn::Cos => -x.sin(),
+        UnaryFn::Log1p => 1.0 / (1.0 + x),
+        UnaryFn::Expm1 => y + 1.0,
+        UnaryFn::Erf => std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp(),
+        UnaryFn::Softplus { beta, threshold } => {
             if beta * x > threshold {
                 1.0
             } else {
                 sigmoid(beta * x)
             }
         }
-        Unary::LogSigmoid => sigmoid(-x),
-        Unary::LeakyRelu(c) => {
+        UnaryFn::LogSigmoid => sigmoid(-x),
+        UnaryFn::LeakyRelu(c) => {
             if x > 0.0 {
                 1.0
             } else {
                 c
             }
         }
-        Unary::Elu(alpha) => {
+        UnaryFn::Elu(alpha) => {
             if x > 0.0 {
                 1.0
             } else {
                 alpha * x.exp()
             }
         }
-        Unary::Clamp { low, high } => {
+        UnaryFn::Clamp { low, high } => {
             if x <= low && low.is_finite() || x >= high && high.is_finite() {
                 0.0
             } else {
                 1.0
             }
         }
-        Unary::Pow(c) => {
+        UnaryFn::Pow(c) => {
             if c == 0.0 {
                 0.0
             } else {
                 c * x.powf(c - 1.0)
             }
         }
-        Unary::PowBase(c) => {
+        UnaryFn::PowBase(c) => {
             if c == 0.0 && y < f64::INFINITY {
                 0.0
             } else {
@@ -279,48 +279,48 @@ fn slope(f: Unary, x: f64) -> f64 {
 }
 
 /// Every function, with constants that all dtypes hold.
-const UNARY: [Unary; 41] = [
-    Unary::Neg,
-    Unary::Scale(1.5),
-    Unary::Shift(-0.25),
-    Unary::Exp,
-    Unary::Log,
-    Unary::Sqrt,
-    Unary::Rsqrt,
-    Unary::Reciprocal,
-    Unary::Square,
-    Unary::Abs,
-    Unary::Tanh,
-    Unary::Sigmoid,
-    Unary::Relu,
-    Unary::Silu,
-    Unary::Gelu,
-    Unary::GeluTanh,
-    Unary::Sin,
-    Unary::Cos,
-    Unary::Log1p,
-    Unary::Expm1,
-    Unary::Erf,
-    Unary::Softplus { beta: 1.0, threshold: 20.0 },
-    Unary::Softplus { beta: 1.5, threshold: 1e4 },
-    Unary::Softplus { beta: -0.5, threshold: f64::INFINITY },
-    Unary::LogSigmoid,
-    Unary::LeakyRelu(0.125),
-    Unary::Elu(0.75),
-    Unary::Clamp { low: -0.5, high: 2.0 },
-    Unary::Clamp { low: f64::NEG_INFINITY, high: 1.0 },
-    Unary::Clamp { low: 0.0, high: f64::INFINITY },
-    Unary::Pow(0.0),
-    Unary::Pow(1.0),
-    Unary::Pow(2.0),
-    Unary::Pow(3.0),
-    Unary::Pow(0.5),
-    Unary::Pow(-1.0),
-    Unary::Pow(2.5),
-    Unary::PowBase(0.0),
-    Unary::PowBase(0.5),
-    Unary::PowBase(1.5),
-    Unary::PowBase(2.0),
+const UNARY: [UnaryFn; 41] = [
+    UnaryFn::Neg,
+    UnaryFn::Scale(1.5),
+    UnaryFn::Shift(-0.25),
+    UnaryFn::Exp,
+    UnaryFn::Log,
+    UnaryFn::Sqrt,
+    UnaryFn::Rsqrt,
+    UnaryFn::Reciprocal,
+    UnaryFn::Square,
+    UnaryFn::Abs,
+    UnaryFn::Tanh,
+    UnaryFn::Sigmoid,
+    UnaryFn::Relu,
+    UnaryFn::Silu,
+    UnaryFn::Gelu,
+    UnaryFn::GeluTanh,
+    UnaryFn::Sin,
+    UnaryFn::Cos,
+    UnaryFn::Log1p,
+    UnaryFn::Expm1,
+    UnaryFn::Erf,
+    UnaryFn::Softplus { beta: 1.0, threshold: 20.0 },
+    UnaryFn::Softplus { beta: 1.5, threshold: 1e4 },
+    UnaryFn::Softplus { beta: -0.5, threshold: f64::INFINITY },
+    UnaryFn::LogSigmoid,
+    UnaryFn::LeakyRelu(0.125),
+    UnaryFn::Elu(0.75),
+    UnaryFn::Clamp { low: -0.5, high: 2.0 },
+    UnaryFn::Clamp { low: f64::NEG_INFINITY, high: 1.0 },
+    UnaryFn::Clamp { low: 0.0, high: f64::INFINITY },
+    UnaryFn::Pow(0.0),
+    UnaryFn::Pow(1.0),
+    UnaryFn::Pow(2.0),
+    UnaryFn::Pow(3.0),
+    UnaryFn::Pow(0.5),
+    UnaryFn::Pow(-1.0),
+    UnaryFn::Pow(2.5),
+    UnaryFn::PowBase(0.0),
+    UnaryFn::PowBase(0.5),
+    UnaryFn::PowBase(1.5),
+    UnaryFn::PowBase(2.0),
 ];
 
 /// What is wrong with functions of one number and their gradients, for gradients from 1e-30 to 1e30.
@@ -329,7 +329,7 @@ pub fn unary_functions(device: &Device) -> Vec<String> {
     for (dtype, f) in DTYPES.iter().flat_map(|&dtype| UNARY.map(|f| (dtype, f))) {
         // Of tails that go to 0 the relative error grows.
         let tail = match f {
-            Unary::Gelu | Unary::GeluTanh | Unary::Silu => 1e-12,
+            UnaryFn::Gelu | UnaryFn::GeluTanh | UnaryFn::Silu => 1e-12,
             _ => 0.0,
         };
         // Slopes below f32's least are 0.
@@ -347,7 +347,7 @@ pub fn unary_functions(device: &Device) -> Vec<String> {
                 let slope = slope(f, s);
                 // A power that f32 doesn't hold is infinite or 0, whatever it is multiplied by.
                 let held = slope == 0.0 || slope.is_infinite() || (1e-37..1e37).contains(&slope.abs());
-                if matches!(f, Unary::Pow(_)) && dtype != DType::F64 && !held {
+                if matches!(f, UnaryFn::Pow(_)) && dtype != DType::F64 && !held {
                     continue;
                 }
                 check(
@@ -375,24 +375,32 @@ pub fn functions_of_more(device: &Device) -> Vec<String> {
     let mut faults = Vec::new();
     let [a, b] = pairs(&some_numbers(), &some_numbers());
     for dtype in DTYPES {
-        for f in [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Maximum, Binary::Minimum, Binary::Pow] {
+        for f in [
+            BinaryFn::Add,
+            BinaryFn::Sub,
+            BinaryFn::Mul,
+            BinaryFn::Div,
+            BinaryFn::Maximum,
+            BinaryFn::Minimum,
+            BinaryFn::Pow,
+        ] {
             let (y, [a, b]) = run(device, dtype, [&a, &b], |[a, b], out| Kernel::Binary { f, a, b, out });
             for ((&a, &b), &y) in a.iter().zip(&b).zip(&y) {
                 let want = match f {
-                    Binary::Add => a + b,
-                    Binary::Sub => a - b,
-                    Binary::Mul => a * b,
-                    Binary::Div => a / b,
-                    Binary::Maximum | Binary::Minimum if a.is_nan() || b.is_nan() => f64::NAN,
-                    Binary::Maximum => a.max(b),
-                    Binary::Minimum => a.min(b),
-                    Binary::Pow => a.powf(b),
+                    BinaryFn::Add => a + b,
+                    BinaryFn::Sub => a - b,
+                    BinaryFn::Mul => a * b,
+                    BinaryFn::Div => a / b,
+                    BinaryFn::Maximum | BinaryFn::Minimum if a.is_nan() || b.is_nan() => f64::NAN,
+                    BinaryFn::Maximum => a.max(b),
+                    BinaryFn::Minimum => a.min(b),
+                    BinaryFn::Pow => a.powf(b),
                 };
                 check(&mut faults, &|| format!("{f:?} of {a:e}, {b:e}"), dtype, y, want, 0.0);
             }
         }
         let g = vec![-2.5; a.len()];
-        let f = Ternary::DivGradDivisor;
+        let f = TernaryFn::DivGradDivisor;
         let (d, [a, b, g]) = run(device, dtype, [&a, &b, &g], |[a, b, c], out| Kernel::Ternary { f, a, b, c, out });
         for (((&a, &b), &g), &d) in a.iter().zip(&b).zip(&g).zip(&d) {
             let quotient = a / b;
@@ -404,7 +412,7 @@ pub fn functions_of_more(device: &Device) -> Vec<String> {
         for weight in [0.0, 0.25, 0.5, 0.75, 1.0] {
             let c = vec![weight; a.len()];
             let (y, [a, b, c]) =
-                run(device, dtype, [&a, &b, &c], |[a, b, c], out| Kernel::Ternary { f: Ternary::Lerp, a, b, c, out });
+                run(device, dtype, [&a, &b, &c], |[a, b, c], out| Kernel::Ternary { f: TernaryFn::Lerp, a, b, c, out });
             for (((&a, &b), &c), &y) in a.iter().zip(&b).zip(&c).zip(&y) {
                 if a.is_finite() && b.is_finite() {
                     let want = (1.0 - c) * a + c * b;
@@ -418,20 +426,20 @@ pub fn functions_of_more(device: &Device) -> Vec<String> {
 }
 
 /// A loss of x - t, and its gradient by x, by their definitions.
-fn loss(f: Loss, x: f64, t: f64) -> (f64, f64) {
+fn loss(f: LossFn, x: f64, t: f64) -> (f64, f64) {
     let d = x - t;
     match f {
-        Loss::Squared => (d * d, 2.0 * d),
-        Loss::Absolute => {
+        LossFn::Squared => (d * d, 2.0 * d),
+        LossFn::Absolute => {
             let sign = if d == 0.0 || d.is_nan() { d * 0.0 } else { d.signum() };
             (d.abs(), sign)
         }
-        Loss::SmoothL1(beta) => {
+        LossFn::SmoothL1(beta) => {
             let value = if d.abs() < beta { d * d / (2.0 * beta) } else { d.abs() - beta / 2.0 };
             let slope = (d / beta).clamp(-1.0, 1.0);
             (value, slope)
         }
-        Loss::Huber(delta) => {
+        LossFn::Huber(delta) => {
             let value = if d.abs() <= delta { d * d / 2.0 } else { delta * (d.abs() - delta / 2.0) };
             let slope = d.clamp(-delta, delta);
             (value, slope)
@@ -445,13 +453,13 @@ pub fn losses(device: &Device) -> Vec<String> {
     let mut faults = Vec::new();
     let [x, t] = pairs(&some_numbers(), &some_numbers());
     let losses = [
-        Loss::Squared,
-        Loss::Absolute,
-        Loss::SmoothL1(0.5),
-        Loss::SmoothL1(1e30),
-        Loss::SmoothL1(1e-30),
-        Loss::Huber(0.5),
-        Loss::Huber(1e18),
+        LossFn::Squared,
+        LossFn::Absolute,
+        LossFn::SmoothL1(0.5),
+        LossFn::SmoothL1(1e30),
+        LossFn::SmoothL1(1e-30),
+        LossFn::Huber(0.5),
+        LossFn::Huber(1e18),
     ];
     for (dtype, f) in DTYPES.iter().flat_map(|&dtype| losses.map(|f| (dtype, f))) {
         let weight = None;

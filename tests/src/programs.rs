@@ -1,7 +1,7 @@
 //! Random programs with random marks, handles and scopes: the engine against itself.
 
 use crate::{gradient_bytes, random};
-use retape_core::kernel::{Kernel, RandomStream, Unary};
+use retape_core::kernel::{Kernel, RandomStream, UnaryFn};
 use retape_core::ops::*;
 use retape_core::{
     DType, Decision, Device, Error, Int8Spec, Mark, Origin, Policy, Result, RuleInfo, Site, Stats, Tape, TapeOptions,
@@ -22,24 +22,24 @@ impl OpRule for SinCos {
         Ok([output.clone(), output].into_iter().collect())
     }
     fn forward(&self, exec: &Exec<'_>, x: &[Tensor], out: &[Tensor]) -> Result<()> {
-        exec.run(Kernel::Unary { f: Unary::Sin, x: &x[0], out: &out[0] })?;
-        exec.run(Kernel::Unary { f: Unary::Cos, x: &x[0], out: &out[1] })
+        exec.run(Kernel::Unary { f: UnaryFn::Sin, x: &x[0], out: &out[0] })?;
+        exec.run(Kernel::Unary { f: UnaryFn::Cos, x: &x[0], out: &out[1] })
     }
     fn saves(&self, _: &[bool]) -> Saves {
         saves([Slot::Out(0), Slot::Out(1)])
     }
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
-        use retape_core::kernel::Binary;
+        use retape_core::kernel::BinaryFn;
         // d sin = cos, d cos = -sin.
         let exec = cx.exec(0);
         let (gs, gc) = (cx.grad(0), cx.grad(1));
         let (s, c) = (cx.saved(Slot::Out(0))?, cx.saved(Slot::Out(1))?);
         let sum = exec.empty_like(cx.input(0))?;
         exec.run(Kernel::Fill { value: 0.0, out: &sum })?;
-        for (f, g, factor) in [(Binary::Add, gs, &c), (Binary::Sub, gc, &s)] {
+        for (f, g, factor) in [(BinaryFn::Add, gs, &c), (BinaryFn::Sub, gc, &s)] {
             if let Some(g) = g {
                 let term = exec.empty_like(cx.input(0))?;
-                exec.run(Kernel::Binary { f: Binary::Mul, a: &g, b: factor, out: &term })?;
+                exec.run(Kernel::Binary { f: BinaryFn::Mul, a: &g, b: factor, out: &term })?;
                 exec.run(Kernel::Binary { f, a: &sum, b: &term, out: &sum })?;
             }
         }
@@ -108,8 +108,8 @@ impl Policy for RandomMarks {
 
 #[derive(Debug, Clone)]
 enum Step {
-    Unary(&'static str, usize),
-    Binary(&'static str, usize, usize),
+    UnaryFn(&'static str, usize),
+    BinaryFn(&'static str, usize, usize),
     LayerNorm(usize),
     Reshaped(usize),
     Dropout(usize),
@@ -134,14 +134,14 @@ fn program(seed: u64) -> Vec<Step> {
         };
         let (a, b) = (pick(&mut dice), pick(&mut dice));
         let step = match dice.throw(16) {
-            0 | 1 => Step::Binary("add", a, b),
-            2 => Step::Binary("mul", a, b),
-            3 => Step::Unary("scale", a),
-            4 | 5 => Step::Binary("matmul", a, b),
-            6 => Step::Unary("gelu", a),
-            7 => Step::Unary("softmax", a),
+            0 | 1 => Step::BinaryFn("add", a, b),
+            2 => Step::BinaryFn("mul", a, b),
+            3 => Step::UnaryFn("scale", a),
+            4 | 5 => Step::BinaryFn("matmul", a, b),
+            6 => Step::UnaryFn("gelu", a),
+            7 => Step::UnaryFn("softmax", a),
             8 => Step::LayerNorm(a),
-            9 => Step::Unary("transpose", a),
+            9 => Step::UnaryFn("transpose", a),
             10 => Step::Reshaped(a),
             11 => Step::Dropout(a),
             12 => Step::Split(a),
@@ -278,11 +278,11 @@ fn build(
     let mut last_use = std::collections::HashMap::new();
     for (k, step) in program.iter().enumerate() {
         match *step {
-            Step::Binary(_, a, b) => {
+            Step::BinaryFn(_, a, b) => {
                 last_use.insert(a, k);
                 last_use.insert(b, k);
             }
-            Step::Unary(_, a)
+            Step::UnaryFn(_, a)
             | Step::LayerNorm(a)
             | Step::Reshaped(a)
             | Step::Dropout(a)
@@ -306,13 +306,13 @@ fn build(
         }
         let at = |i: usize| values[i].as_ref().expect("released only after the last use");
         let new: Vec<Var> = match *step {
-            Step::Unary("scale", a) => vec![at(a).clone().scale(0.7)?],
-            Step::Unary("gelu", a) => vec![at(a).clone().gelu()?],
-            Step::Unary("softmax", a) => vec![at(a).clone().softmax()?],
-            Step::Unary(_, a) => vec![at(a).clone().transpose(0, 1)?],
-            Step::Binary("add", a, b) => vec![at(a).clone().add(at(b))?],
-            Step::Binary("mul", a, b) => vec![at(a).clone().mul(at(b))?],
-            Step::Binary(_, a, b) => vec![at(a).clone().matmul(at(b))?.scale(0.3)?],
+            Step::UnaryFn("scale", a) => vec![at(a).clone().scale(0.7)?],
+            Step::UnaryFn("gelu", a) => vec![at(a).clone().gelu()?],
+            Step::UnaryFn("softmax", a) => vec![at(a).clone().softmax()?],
+            Step::UnaryFn(_, a) => vec![at(a).clone().transpose(0, 1)?],
+            Step::BinaryFn("add", a, b) => vec![at(a).clone().add(at(b))?],
+            Step::BinaryFn("mul", a, b) => vec![at(a).clone().mul(at(b))?],
+            Step::BinaryFn(_, a, b) => vec![at(a).clone().matmul(at(b))?.scale(0.3)?],
             Step::LayerNorm(a) => vec![at(a).clone().layer_norm(Some(weight.clone()), None, 1e-5)?],
             Step::Reshaped(a) => vec![at(a).clone().reshape(&[4, 16])?.gelu()?.reshape(&[8, 8])?],
             // The random stream is the step's own, so that both forwards draw the same numbers.

@@ -17,7 +17,7 @@ pub use check::Launch;
 
 /// Elementwise functions of one argument, each with its derivative (written with x, and y = f(x)).
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
-pub enum Unary {
+pub enum UnaryFn {
     /// -x; derivative -1.
     Neg,
     /// c x; derivative c.
@@ -90,7 +90,7 @@ pub enum Unary {
 
 /// Elementwise functions of two arguments of one shape (broadcasting is done by stride-0 views).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-pub enum Binary {
+pub enum BinaryFn {
     /// a + b
     Add,
     /// a - b
@@ -109,7 +109,7 @@ pub enum Binary {
 
 /// Elementwise functions of three arguments of one shape.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
-pub enum Ternary {
+pub enum TernaryFn {
     /// a + c (b - a), written as b - (1 - c)(b - a) where |c| >= 1/2: exact at both ends. The difference is taken of halves:
     /// it doesn't overflow.
     Lerp,
@@ -136,7 +136,7 @@ pub enum ClampInput {
 
 /// Reductions of n elements, each with its derivative by x_i.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
-pub enum Reduce {
+pub enum ReduceFn {
     /// The sum; 0 of nothing. Derivative 1.
     Sum,
     /// The largest; -inf of nothing, NaN if any is NaN. Derivative: 1 shared evenly among those equal to y;
@@ -171,7 +171,7 @@ pub enum Reduce {
 
 /// Running folds along a dimension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-pub enum Scan {
+pub enum ScanFn {
     /// The sum of all up to here.
     Sum,
     /// The sum of all from here to the end.
@@ -182,7 +182,7 @@ pub enum Scan {
 
 /// Elementwise losses of a prediction x and a target t, with d = x - t; each derivative by t is -(that by x) unless said.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
-pub enum Loss {
+pub enum LossFn {
     /// d^2; by x: 2d.
     Squared,
     /// |d|; by x: sign(d), 0 at 0.
@@ -306,17 +306,17 @@ pub enum Kernel<'a> {
     /// out = x, any pair of dtypes (see [`Tensor::cast`]); `out` may be a strided view with distinct elements.
     Copy { x: &'a Tensor, out: &'a Tensor },
     /// out = f(x). In place: x.
-    Unary { f: Unary, x: &'a Tensor, out: &'a Tensor },
+    Unary { f: UnaryFn, x: &'a Tensor, out: &'a Tensor },
     /// out = g f'(.), where `saved` is y = f(x) for Exp, Expm1, PowBase, Sqrt, Rsqrt, Reciprocal, Tanh, Sigmoid and x for
     /// all others (Neg, Scale and Shift don't read it). In place: saved, g.
-    UnaryGrad { f: Unary, saved: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
+    UnaryGrad { f: UnaryFn, saved: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
     /// out = f(a, b). In place: either that is contiguous.
-    Binary { f: Binary, a: &'a Tensor, b: &'a Tensor, out: &'a Tensor },
+    Binary { f: BinaryFn, a: &'a Tensor, b: &'a Tensor, out: &'a Tensor },
     /// Gradient of Maximum or Minimum by the first argument: out = g where a wins or either is NaN, g/2 on a tie,
     /// else 0. In place: g.
-    ExtremumGrad { f: Binary, a: &'a Tensor, b: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
+    ExtremumGrad { f: BinaryFn, a: &'a Tensor, b: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
     /// out = f(a, b, c). In place: any of them that is contiguous.
-    Ternary { f: Ternary, a: &'a Tensor, b: &'a Tensor, c: &'a Tensor, out: &'a Tensor },
+    Ternary { f: TernaryFn, a: &'a Tensor, b: &'a Tensor, c: &'a Tensor, out: &'a Tensor },
     /// Gradient of min(max(x, low), high) by one of its inputs: out = g where the condition holds, else 0. X: neither
     /// x < low nor x > high (so too for NaN); Low: x < low (and low < high); High: x > high or high < low. In place: g.
     ClampGrad {
@@ -330,18 +330,18 @@ pub enum Kernel<'a> {
     /// out = a where cond (bool) else b. In place: a, b.
     Select { cond: &'a Tensor, a: &'a Tensor, b: &'a Tensor, out: &'a Tensor },
     /// out = f over the dimensions where `out` (of x's rank) has size 1 and x has not.
-    Reduce { f: Reduce, x: &'a Tensor, out: &'a Tensor },
+    Reduce { f: ReduceFn, x: &'a Tensor, out: &'a Tensor },
     /// Gradient of a reduction f: out = g times the derivative. g and y have size 1 in the reduced dimensions; y is x reduced
-    /// by [`Reduce::in_grad`]. f is none of Sum (whose gradient is g, repeated).
-    ReduceGrad { f: Reduce, x: &'a Tensor, y: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
+    /// by [`ReduceFn::in_grad`]. f is none of Sum (whose gradient is g, repeated).
+    ReduceGrad { f: ReduceFn, x: &'a Tensor, y: &'a Tensor, g: &'a Tensor, out: &'a Tensor },
     /// The largest along `dim` (which isn't empty) and where it first stands (i64); a NaN counts as the largest.
     /// `values` and `indices` have size 1 in `dim`.
     MaxIndex { x: &'a Tensor, dim: usize, values: &'a Tensor, indices: &'a Tensor },
     /// out = g at the given index along `dim`, else 0. `indices` (i64) and g have size 1 in `dim`.
     MaxIndexGrad { indices: &'a Tensor, g: &'a Tensor, dim: usize, out: &'a Tensor },
     /// out = running fold of x along `dim`. In place: x.
-    Scan { f: Scan, x: &'a Tensor, dim: usize, out: &'a Tensor },
-    /// Gradient of Scan::Prod: out_i = sum over k >= i of g_k times the product of all x up to k but x_i (no division:
+    Scan { f: ScanFn, x: &'a Tensor, dim: usize, out: &'a Tensor },
+    /// Gradient of ScanFn::Prod: out_i = sum over k >= i of g_k times the product of all x up to k but x_i (no division:
     /// exact with zeros).
     CumprodGrad { x: &'a Tensor, g: &'a Tensor, dim: usize, out: &'a Tensor },
     /// out (+)= alpha a b: `[.., m, k] x [.., k, n] -> [.., m, n]`, batch dimensions equal (stride 0 repeats).
@@ -418,10 +418,10 @@ pub enum Kernel<'a> {
     /// workspace, i64, with an element for each id.
     EmbeddingGrad { ids: &'a Tensor, g: &'a Tensor, order: &'a Tensor, out: &'a Tensor },
     /// out = f(x, t), elementwise; all of one shape.
-    Loss { f: Loss, x: &'a Tensor, target: &'a Tensor, weight: Option<&'a Tensor>, out: &'a Tensor },
+    Loss { f: LossFn, x: &'a Tensor, target: &'a Tensor, weight: Option<&'a Tensor>, out: &'a Tensor },
     /// out = g times the derivative of f by x (`by` 0), the target (1) or the weight (2). In place: g.
     LossGrad {
-        f: Loss,
+        f: LossFn,
         by: usize,
         x: &'a Tensor,
         target: &'a Tensor,
@@ -690,27 +690,27 @@ impl Kernel<'_> {
     }
 }
 
-impl Reduce {
+impl ReduceFn {
     /// The reduction whose result the gradient of this one reads. Of a logarithm of sums and of norms, whose own result
     /// may have lost what the gradient needs, or overflow, it is the number that they are taken relative to.
-    pub const fn in_grad(self) -> Reduce {
+    pub const fn in_grad(self) -> ReduceFn {
         match self {
-            Reduce::LogSumExp => Reduce::Max,
-            Reduce::Norm { ord } if ord < 0.0 => Reduce::Norm { ord: f64::NEG_INFINITY },
-            Reduce::Norm { .. } => Reduce::Norm { ord: f64::INFINITY },
+            ReduceFn::LogSumExp => ReduceFn::Max,
+            ReduceFn::Norm { ord } if ord < 0.0 => ReduceFn::Norm { ord: f64::NEG_INFINITY },
+            ReduceFn::Norm { .. } => ReduceFn::Norm { ord: f64::INFINITY },
             other => other,
         }
     }
 }
 
-impl Unary {
+impl UnaryFn {
     /// True where the derivative is computed from the output y rather than the input x.
     pub const fn grad_reads_output(self) -> bool {
-        use Unary::*;
+        use UnaryFn::*;
         matches!(self, Exp | Expm1 | PowBase(_) | Sqrt | Rsqrt | Reciprocal | Tanh | Sigmoid)
     }
     /// True where the derivative is a constant: nothing is saved.
     pub const fn is_affine(self) -> bool {
-        matches!(self, Unary::Neg | Unary::Scale(_) | Unary::Shift(_))
+        matches!(self, UnaryFn::Neg | UnaryFn::Scale(_) | UnaryFn::Shift(_))
     }
 }

@@ -1,6 +1,6 @@
 //! Times each kind of kernel on the shapes of a small transformer's step: `cargo run --release --example kernels [filter]`.
 
-use retape_core::kernel::{AdamWConfig, AttentionSpec, Binary, CrossEntropySpec, RandomStream, Reduce, Unary};
+use retape_core::kernel::{AdamWConfig, AttentionSpec, BinaryFn, CrossEntropySpec, RandomStream, ReduceFn, UnaryFn};
 use retape_core::{DType, Device, Kernel, MemoryKind, Result, Tensor};
 use std::time::Instant;
 
@@ -96,12 +96,12 @@ impl Bench {
         let bias = self.normal(&[n])?;
         let wide = bias.expand(&[rows, n])?;
         let bytes = (rows * n * 4) as f64;
-        for f in [Unary::Scale(2.0), Unary::Exp, Unary::Tanh, Unary::Silu, Unary::Gelu, Unary::GeluTanh] {
+        for f in [UnaryFn::Scale(2.0), UnaryFn::Exp, UnaryFn::Tanh, UnaryFn::Silu, UnaryFn::Gelu, UnaryFn::GeluTanh] {
             self.time(&format!("{f:?}"), 2.0 * bytes, "GB/s", &[Kernel::Unary { f, x: &x, out: &out }])?;
             let grad = Kernel::UnaryGrad { f, saved: &x, g: &g, out: &out };
             self.time(&format!("{f:?} grad"), 3.0 * bytes, "GB/s", &[grad])?;
         }
-        let add = |a, b| Kernel::Binary { f: Binary::Add, a, b, out: &out };
+        let add = |a, b| Kernel::Binary { f: BinaryFn::Add, a, b, out: &out };
         self.time("add", 3.0 * bytes, "GB/s", &[add(&x, &g)])?;
         self.time("add bias", 2.0 * bytes, "GB/s", &[add(&x, &wide)])?;
         self.time("copy", 2.0 * bytes, "GB/s", &[Kernel::Copy { x: &x, out: &out }])?;
@@ -117,7 +117,7 @@ impl Bench {
         self.time("normal", bytes, "GB/s", &[Kernel::Normal { stream: SEED, std: 1.0, out: &out }])?;
         let (column, row, all) = (self.empty(&[1, n])?, self.empty(&[rows, 1])?, self.empty(&[1, 1])?);
         for (name, out) in [("sum columns", &column), ("sum rows", &row), ("sum all", &all)] {
-            self.time(name, bytes, "GB/s", &[Kernel::Reduce { f: Reduce::Sum, x: &x, out }])?;
+            self.time(name, bytes, "GB/s", &[Kernel::Reduce { f: ReduceFn::Sum, x: &x, out }])?;
         }
         let (mean, rstd) = (self.normal(&[rows])?, self.normal(&[rows])?);
         let (weight, dw, db) = (self.normal(&[n])?, self.empty(&[n])?, self.empty(&[n])?);

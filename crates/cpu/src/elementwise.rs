@@ -4,7 +4,7 @@ use crate::exec::{Baseline, Exec};
 use crate::halves::Cell;
 use crate::math::Float;
 use crate::view::{BLOCK, Nest, Span, for_float, lanes, unsupported};
-use retape_core::kernel::{Binary, ClampInput, Ternary, Unary};
+use retape_core::kernel::{BinaryFn, ClampInput, TernaryFn, UnaryFn};
 use retape_core::{DType, Error, Result, Tensor};
 
 /// Costs of one element in plain additions, for the choice to go parallel.
@@ -76,7 +76,7 @@ fn gelu_tanh_parts<T: Float>(x: T) -> (T, T) {
 }
 
 /// out = f(x).
-pub(crate) fn unary(exec: &Exec, f: Unary, x: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn unary(exec: &Exec, f: UnaryFn, x: &Tensor, out: &Tensor) -> Result<()> {
     for_float!("unary", x.dtype(), T => {
         // Where x falls towards -inf, x sigmoid(x) and x Phi(x) go to 0: below these bounds they are 0 to the last bit.
         let (low, gelu_low) = (-T::SATURATED, T::of(-40.0));
@@ -84,31 +84,31 @@ pub(crate) fn unary(exec: &Exec, f: Unary, x: &Tensor, out: &Tensor) -> Result<(
             ($cost:expr, |$x:ident| $y:expr) => { map1::<T>(exec, $cost, x, out, #[inline(always)] |$x: T| $y) };
         }
         match f {
-            Unary::Neg => go!(CHEAP, |x| -x),
-            Unary::Scale(c) => { let c = T::of(c); go!(CHEAP, |x| c * x) }
-            Unary::Shift(c) => { let c = T::of(c); go!(CHEAP, |x| x + c) }
-            Unary::Exp => go!(TRANSCENDENTAL, |x| Float::exp(x)),
-            Unary::Log => go!(TRANSCENDENTAL, |x| Float::ln(x)),
-            Unary::Sqrt => go!(CHEAP, |x| x.root()),
-            Unary::Rsqrt => go!(CHEAP, |x| T::ONE / x.root()),
-            Unary::Reciprocal => go!(CHEAP, |x| T::ONE / x),
-            Unary::Square => go!(CHEAP, |x| x * x),
-            Unary::Abs => go!(CHEAP, |x| x.magnitude()),
-            Unary::Tanh => go!(TRANSCENDENTAL, |x| Float::tanh(x)),
-            Unary::Sigmoid => go!(TRANSCENDENTAL, |x| x.sigmoid()),
-            Unary::Relu => go!(CHEAP, |x| if x < T::ZERO { T::ZERO } else { x }),
-            Unary::Silu => go!(TRANSCENDENTAL, |x| x.limit(low, T::INFINITY) * x.sigmoid()),
-            Unary::Gelu => go!(TRANSCENDENTAL, |x| x.limit(gelu_low, T::INFINITY) * x.normal_cdf()),
-            Unary::GeluTanh => go!(TRANSCENDENTAL, |x| {
+            UnaryFn::Neg => go!(CHEAP, |x| -x),
+            UnaryFn::Scale(c) => { let c = T::of(c); go!(CHEAP, |x| c * x) }
+            UnaryFn::Shift(c) => { let c = T::of(c); go!(CHEAP, |x| x + c) }
+            UnaryFn::Exp => go!(TRANSCENDENTAL, |x| Float::exp(x)),
+            UnaryFn::Log => go!(TRANSCENDENTAL, |x| Float::ln(x)),
+            UnaryFn::Sqrt => go!(CHEAP, |x| x.root()),
+            UnaryFn::Rsqrt => go!(CHEAP, |x| T::ONE / x.root()),
+            UnaryFn::Reciprocal => go!(CHEAP, |x| T::ONE / x),
+            UnaryFn::Square => go!(CHEAP, |x| x * x),
+            UnaryFn::Abs => go!(CHEAP, |x| x.magnitude()),
+            UnaryFn::Tanh => go!(TRANSCENDENTAL, |x| Float::tanh(x)),
+            UnaryFn::Sigmoid => go!(TRANSCENDENTAL, |x| x.sigmoid()),
+            UnaryFn::Relu => go!(CHEAP, |x| if x < T::ZERO { T::ZERO } else { x }),
+            UnaryFn::Silu => go!(TRANSCENDENTAL, |x| x.limit(low, T::INFINITY) * x.sigmoid()),
+            UnaryFn::Gelu => go!(TRANSCENDENTAL, |x| x.limit(gelu_low, T::INFINITY) * x.normal_cdf()),
+            UnaryFn::GeluTanh => go!(TRANSCENDENTAL, |x| {
                 let x = x.limit(gelu_low, T::INFINITY);
                 x * gelu_tanh_parts(x).0
             }),
-            Unary::Sin => go!(TRANSCENDENTAL, |x| Float::sin(x)),
-            Unary::Cos => go!(TRANSCENDENTAL, |x| Float::cos(x)),
-            Unary::Log1p => go!(TRANSCENDENTAL, |x| Float::ln_1p(x)),
-            Unary::Expm1 => go!(TRANSCENDENTAL, |x| Float::exp_m1(x)),
-            Unary::Erf => go!(TRANSCENDENTAL, |x| Float::erf(x)),
-            Unary::Softplus { beta, threshold } => {
+            UnaryFn::Sin => go!(TRANSCENDENTAL, |x| Float::sin(x)),
+            UnaryFn::Cos => go!(TRANSCENDENTAL, |x| Float::cos(x)),
+            UnaryFn::Log1p => go!(TRANSCENDENTAL, |x| Float::ln_1p(x)),
+            UnaryFn::Expm1 => go!(TRANSCENDENTAL, |x| Float::exp_m1(x)),
+            UnaryFn::Erf => go!(TRANSCENDENTAL, |x| Float::erf(x)),
+            UnaryFn::Softplus { beta, threshold } => {
                 let (beta, threshold) = (T::of(beta), T::of(threshold));
                 go!(TRANSCENDENTAL, |x| {
                     let z = beta * x;
@@ -117,34 +117,34 @@ pub(crate) fn unary(exec: &Exec, f: Unary, x: &Tensor, out: &Tensor) -> Result<(
                 })
             }
             // -ln(1 + e^-x), with the exponent never positive.
-            Unary::LogSigmoid => go!(TRANSCENDENTAL, |x| {
+            UnaryFn::LogSigmoid => go!(TRANSCENDENTAL, |x| {
                 x.smaller(T::ZERO) - Float::ln_1p(Float::exp(-x.magnitude()))
             }),
-            Unary::LeakyRelu(slope) => {
+            UnaryFn::LeakyRelu(slope) => {
                 let slope = T::of(slope);
                 go!(CHEAP, |x| if x > T::ZERO { x } else { slope * x })
             }
-            Unary::Elu(alpha) => {
+            UnaryFn::Elu(alpha) => {
                 let alpha = T::of(alpha);
                 go!(TRANSCENDENTAL, |x| if x > T::ZERO { x } else { alpha * Float::exp_m1(x) })
             }
-            Unary::Clamp { low, high } => {
+            UnaryFn::Clamp { low, high } => {
                 let (low, high) = (T::of(low), T::of(high));
                 go!(CHEAP, |x| x.limit(low, high))
             }
-            Unary::Pow(c) => { let c = T::of(c); go!(TRANSCENDENTAL, |x| x.power(c)) }
-            Unary::PowBase(c) => { let c = T::of(c); go!(TRANSCENDENTAL, |x| c.power(x)) }
+            UnaryFn::Pow(c) => { let c = T::of(c); go!(TRANSCENDENTAL, |x| x.power(c)) }
+            UnaryFn::PowBase(c) => { let c = T::of(c); go!(TRANSCENDENTAL, |x| c.power(x)) }
         }
     });
     Ok(())
 }
 
-/// out = g f'(.) with `saved` = y or x, as [`Unary::grad_reads_output`] says.
-pub(crate) fn unary_grad(exec: &Exec, f: Unary, saved: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
+/// out = g f'(.) with `saved` = y or x, as [`UnaryFn::grad_reads_output`] says.
+pub(crate) fn unary_grad(exec: &Exec, f: UnaryFn, saved: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
     match f {
-        Unary::Neg => return unary(exec, Unary::Neg, g, out),
-        Unary::Scale(c) => return unary(exec, Unary::Scale(c), g, out),
-        Unary::Shift(_) => return unary(exec, Unary::Scale(1.0), g, out),
+        UnaryFn::Neg => return unary(exec, UnaryFn::Neg, g, out),
+        UnaryFn::Scale(c) => return unary(exec, UnaryFn::Scale(c), g, out),
+        UnaryFn::Shift(_) => return unary(exec, UnaryFn::Scale(1.0), g, out),
         _ => {}
     }
     for_float!("unary_grad", g.dtype(), T => {
@@ -156,76 +156,76 @@ pub(crate) fn unary_grad(exec: &Exec, f: Unary, saved: &Tensor, g: &Tensor, out:
             };
         }
         match f {
-            Unary::Neg | Unary::Scale(_) | Unary::Shift(_) => unreachable!("returned above"),
-            Unary::Exp => go!(CHEAP, |g, y| g * y),
-            Unary::Log => go!(CHEAP, |g, x| g / x),
-            Unary::Sqrt => go!(CHEAP, |g, y| g * half / y),
+            UnaryFn::Neg | UnaryFn::Scale(_) | UnaryFn::Shift(_) => unreachable!("returned above"),
+            UnaryFn::Exp => go!(CHEAP, |g, y| g * y),
+            UnaryFn::Log => go!(CHEAP, |g, x| g / x),
+            UnaryFn::Sqrt => go!(CHEAP, |g, y| g * half / y),
             // From g on, as y^3, y^2 and 2x may be out of range where the product isn't.
-            Unary::Rsqrt => go!(CHEAP, |g, y| -half * (g * y * y * y)),
-            Unary::Reciprocal => go!(CHEAP, |g, y| -(g * y * y)),
-            Unary::Square => go!(CHEAP, |g, x| {
+            UnaryFn::Rsqrt => go!(CHEAP, |g, y| -half * (g * y * y * y)),
+            UnaryFn::Reciprocal => go!(CHEAP, |g, y| -(g * y * y)),
+            UnaryFn::Square => go!(CHEAP, |g, x| {
                 let part = g * x;
                 part + part
             }),
-            Unary::Abs => go!(CHEAP, |g, x| if x > T::ZERO {
+            UnaryFn::Abs => go!(CHEAP, |g, x| if x > T::ZERO {
                 g
             } else if x < T::ZERO {
                 -g
             } else {
                 T::ZERO
             }),
-            Unary::Tanh => go!(CHEAP, |g, y| g * (one - y) * (one + y)),
-            Unary::Sigmoid => go!(CHEAP, |g, y| g * (y * (one - y))),
-            Unary::Relu => go!(CHEAP, |g, x| if x <= T::ZERO { T::ZERO } else { g }),
-            Unary::Silu => go!(TRANSCENDENTAL, |g, x| {
+            UnaryFn::Tanh => go!(CHEAP, |g, y| g * (one - y) * (one + y)),
+            UnaryFn::Sigmoid => go!(CHEAP, |g, y| g * (y * (one - y))),
+            UnaryFn::Relu => go!(CHEAP, |g, x| if x <= T::ZERO { T::ZERO } else { g }),
+            UnaryFn::Silu => go!(TRANSCENDENTAL, |g, x| {
                 let x = x.limit(low, high);
                 let s = x.sigmoid();
                 g * (x * s).mul_add(one - s, s)
             }),
-            Unary::Gelu => go!(TRANSCENDENTAL, |g, x| {
+            UnaryFn::Gelu => go!(TRANSCENDENTAL, |g, x| {
                 let x = x.limit(T::of(-40.0), T::of(40.0));
                 let density = Float::exp(-half * x * x) * T::of(0.398_942_280_401_432_7);
                 g * x.mul_add(density, x.normal_cdf())
             }),
-            Unary::GeluTanh => go!(TRANSCENDENTAL, |g, x| {
+            UnaryFn::GeluTanh => go!(TRANSCENDENTAL, |g, x| {
                 let x = x.limit(T::of(-40.0), T::of(40.0));
                 let (s, slope) = gelu_tanh_parts(x);
                 g * (x * s * slope).mul_add(one - s, s)
             }),
-            Unary::Sin => go!(TRANSCENDENTAL, |g, x| g * Float::cos(x)),
-            Unary::Cos => go!(TRANSCENDENTAL, |g, x| -(g * Float::sin(x))),
-            Unary::Log1p => go!(CHEAP, |g, x| g / (one + x)),
-            Unary::Expm1 => go!(CHEAP, |g, y| g * (y + one)),
-            Unary::Erf => {
+            UnaryFn::Sin => go!(TRANSCENDENTAL, |g, x| g * Float::cos(x)),
+            UnaryFn::Cos => go!(TRANSCENDENTAL, |g, x| -(g * Float::sin(x))),
+            UnaryFn::Log1p => go!(CHEAP, |g, x| g / (one + x)),
+            UnaryFn::Expm1 => go!(CHEAP, |g, y| g * (y + one)),
+            UnaryFn::Erf => {
                 let c = T::of(std::f64::consts::FRAC_2_SQRT_PI);
                 go!(TRANSCENDENTAL, |g, x| g * (c * Float::exp(-x * x)))
             }
-            Unary::Softplus { beta, threshold } => {
+            UnaryFn::Softplus { beta, threshold } => {
                 let (beta, threshold) = (T::of(beta), T::of(threshold));
                 go!(TRANSCENDENTAL, |g, x| {
                     let z = beta * x;
                     if z > threshold { g } else { g * z.sigmoid() }
                 })
             }
-            Unary::LogSigmoid => go!(TRANSCENDENTAL, |g, x| g * (-x).sigmoid()),
-            Unary::LeakyRelu(slope) => {
+            UnaryFn::LogSigmoid => go!(TRANSCENDENTAL, |g, x| g * (-x).sigmoid()),
+            UnaryFn::LeakyRelu(slope) => {
                 let slope = T::of(slope);
                 go!(CHEAP, |g, x| if x > T::ZERO { g } else { g * slope })
             }
-            Unary::Elu(alpha) => {
+            UnaryFn::Elu(alpha) => {
                 let alpha = T::of(alpha);
                 go!(TRANSCENDENTAL, |g, x| if x > T::ZERO { g } else { g * (alpha * Float::exp(x)) })
             }
-            Unary::Clamp { low, high } => {
+            UnaryFn::Clamp { low, high } => {
                 let (has_low, has_high) = (low != f64::NEG_INFINITY, high != f64::INFINITY);
                 let (low, high) = (T::of(low), T::of(high));
                 go!(CHEAP, |g, x| if (has_low && x <= low) || (has_high && x >= high) { T::ZERO } else { g })
             }
-            Unary::Pow(c) => {
+            UnaryFn::Pow(c) => {
                 let (c, less) = (T::of(c), T::of(c - 1.0));
                 go!(TRANSCENDENTAL, |g, x| if c == T::ZERO { T::ZERO } else { g * c * x.power(less) })
             }
-            Unary::PowBase(c) => {
+            UnaryFn::PowBase(c) => {
                 let (zero, log) = (c == 0.0, T::of(c.ln()));
                 go!(CHEAP, |g, y| if zero && y < T::INFINITY { T::ZERO } else { g * (y * log) })
             }
@@ -235,26 +235,26 @@ pub(crate) fn unary_grad(exec: &Exec, f: Unary, saved: &Tensor, g: &Tensor, out:
 }
 
 /// out = f(a, b).
-pub(crate) fn binary(exec: &Exec, f: Binary, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn binary(exec: &Exec, f: BinaryFn, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
     for_float!("binary", a.dtype(), T => {
         macro_rules! go {
             (|$a:ident, $b:ident| $y:expr) => { map2::<T>(exec, CHEAP, a, b, out, #[inline(always)] |$a: T, $b: T| $y) };
         }
         match f {
-            Binary::Add => go!(|a, b| a + b),
-            Binary::Sub => go!(|a, b| a - b),
-            Binary::Mul => go!(|a, b| a * b),
-            Binary::Div => go!(|a, b| a / b),
-            Binary::Maximum => go!(|a, b| a.larger(b)),
-            Binary::Minimum => go!(|a, b| a.smaller(b)),
-            Binary::Pow => map2::<T>(exec, TRANSCENDENTAL, a, b, out, #[inline(always)] |a: T, b: T| a.power(b)),
+            BinaryFn::Add => go!(|a, b| a + b),
+            BinaryFn::Sub => go!(|a, b| a - b),
+            BinaryFn::Mul => go!(|a, b| a * b),
+            BinaryFn::Div => go!(|a, b| a / b),
+            BinaryFn::Maximum => go!(|a, b| a.larger(b)),
+            BinaryFn::Minimum => go!(|a, b| a.smaller(b)),
+            BinaryFn::Pow => map2::<T>(exec, TRANSCENDENTAL, a, b, out, #[inline(always)] |a: T, b: T| a.power(b)),
         }
     });
     Ok(())
 }
 
 /// out = f(a, b, c).
-pub(crate) fn ternary(exec: &Exec, f: Ternary, operands: [&Tensor; 3], out: &Tensor) -> Result<()> {
+pub(crate) fn ternary(exec: &Exec, f: TernaryFn, operands: [&Tensor; 3], out: &Tensor) -> Result<()> {
     for_float!("ternary", out.dtype(), T => {
         macro_rules! go {
             ($cost:expr, |$a:ident, $b:ident, $c:ident| $y:expr) => {
@@ -262,21 +262,21 @@ pub(crate) fn ternary(exec: &Exec, f: Ternary, operands: [&Tensor; 3], out: &Ten
             };
         }
         match f {
-            Ternary::Lerp => go!(CHEAP, |a, b, c| {
+            TernaryFn::Lerp => go!(CHEAP, |a, b, c| {
                 let (half, rest) = (T::of(0.5), T::ONE - c);
                 let step = b * half - a * half;
                 let (forth, back) = (c * step, rest * step);
                 if c.magnitude() < half { a + (forth + forth) } else { b - (back + back) }
             }),
-            Ternary::Addcmul(value) => { let value = T::of(value); go!(CHEAP, |a, b, c| a + value * b * c) }
-            Ternary::Addcdiv(value) => { let value = T::of(value); go!(CHEAP, |a, b, c| a + value * b / c) }
-            Ternary::PowGradBase => go!(TRANSCENDENTAL, |a, b, g| {
+            TernaryFn::Addcmul(value) => { let value = T::of(value); go!(CHEAP, |a, b, c| a + value * b * c) }
+            TernaryFn::Addcdiv(value) => { let value = T::of(value); go!(CHEAP, |a, b, c| a + value * b / c) }
+            TernaryFn::PowGradBase => go!(TRANSCENDENTAL, |a, b, g| {
                 if b == T::ZERO { T::ZERO } else { g * b * a.power(b - T::ONE) }
             }),
-            Ternary::PowGradExponent => go!(TRANSCENDENTAL, |a, b, g| {
+            TernaryFn::PowGradExponent => go!(TRANSCENDENTAL, |a, b, g| {
                 if a == T::ZERO && b >= T::ZERO { T::ZERO } else { g * (a.power(b) * Float::ln(a)) }
             }),
-            Ternary::DivGradDivisor => go!(CHEAP, |a, b, g| -(g * (a / b)) / b),
+            TernaryFn::DivGradDivisor => go!(CHEAP, |a, b, g| -(g * (a / b)) / b),
         }
     });
     Ok(())
@@ -316,10 +316,10 @@ pub(crate) fn clamp_grad(
 }
 
 /// out = g where a wins or either is NaN, g/2 on a tie, else 0.
-pub(crate) fn extremum_grad(exec: &Exec, f: Binary, a: &Tensor, b: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn extremum_grad(exec: &Exec, f: BinaryFn, a: &Tensor, b: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
     let sign = match f {
-        Binary::Maximum => 1.0,
-        Binary::Minimum => -1.0,
+        BinaryFn::Maximum => 1.0,
+        BinaryFn::Minimum => -1.0,
         _ => {
             let reason = format!("{f:?} is not an extremum");
             return Err(Error::Unsupported { kernel: "extremum_grad", device: "cpu".into(), reason });

@@ -5,7 +5,7 @@ use crate::exec::Exec;
 use crate::math::{Float, fold_lanes};
 use crate::reduce::{Axis, split_dims};
 use crate::view::{BLOCK, Span, for_float, unsupported};
-use retape_core::kernel::Reduce;
+use retape_core::kernel::ReduceFn;
 use retape_core::layout::Shape;
 use retape_core::{DType, Result, Tensor};
 
@@ -182,7 +182,7 @@ fn far_norm<T: Float>(x: &Group<'_, T>, ord: f64) -> f64 {
 }
 
 /// out = f over the dimensions where out has size 1 and x has not, for the functions that need more than one pass or f64.
-pub(crate) fn reduce(exec: &Exec, f: Reduce, x: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn reduce(exec: &Exec, f: ReduceFn, x: &Tensor, out: &Tensor) -> Result<()> {
     let dims = split_dims(x, out);
     for_float!("reduce", x.dtype(), T => {
         let (xs, outs) = (Groups::<T>::of(x, &dims), Groups::<T>::of(out, &dims));
@@ -196,17 +196,17 @@ pub(crate) fn reduce(exec: &Exec, f: Reduce, x: &Tensor, out: &Tensor) -> Result
             };
         }
         match f {
-            Reduce::LogSumExp => go!(10, |x| {
+            ReduceFn::LogSumExp => go!(10, |x| {
                 let max = x.fold(f64::NEG_INFINITY, #[inline(always)] |v| v.wide(), #[inline(always)] |a, b| a.larger(b));
                 // Of only -inf it is -inf; +inf and NaN pass.
                 if !max.is_finite() { max } else { max + x.sum(#[inline(always)] |v| f64::exp(v.wide() - max)).ln() }
             }),
-            Reduce::Var { correction } => go!(2, |x| variance(&x, correction, 1.0)),
-            Reduce::Std { correction } => go!(2, |x| {
+            ReduceFn::Var { correction } => go!(2, |x| variance(&x, correction, 1.0)),
+            ReduceFn::Std { correction } => go!(2, |x| {
                 let plain = variance(&x, correction, 1.0);
                 if is_held(plain) { plain.sqrt() } else { far_deviation(&x, correction, plain) }
             }),
-            Reduce::Norm { ord } => {
+            ReduceFn::Norm { ord } => {
                 let magnitude = |v: T| v.wide().abs();
                 if ord == 0.0 {
                     go!(1, |x| x.sum(#[inline(always)] |v| if v == T::ZERO { 0.0 } else { 1.0 }))
@@ -228,7 +228,7 @@ pub(crate) fn reduce(exec: &Exec, f: Reduce, x: &Tensor, out: &Tensor) -> Result
                     })
                 }
             }
-            Reduce::Sum | Reduce::Max | Reduce::Min | Reduce::Prod => return Err(unsupported("reduce", x.dtype())),
+            ReduceFn::Sum | ReduceFn::Max | ReduceFn::Min | ReduceFn::Prod => return Err(unsupported("reduce", x.dtype())),
         }
     });
     Ok(())
@@ -255,8 +255,14 @@ fn far_deviation<T: Float>(x: &Group<'_, T>, correction: f64, plain: f64) -> f64
     if most == 0.0 || !most.is_finite() { plain.sqrt() } else { most * variance(x, correction, most).sqrt() }
 }
 
-/// out = g times the derivative of f by each x; y is x reduced by [`Reduce::in_grad`].
-pub(crate) fn reduce_grad(exec: &Exec, f: Reduce, (x, y): (&Tensor, &Tensor), g: &Tensor, out: &Tensor) -> Result<()> {
+/// out = g times the derivative of f by each x; y is x reduced by [`ReduceFn::in_grad`].
+pub(crate) fn reduce_grad(
+    exec: &Exec,
+    f: ReduceFn,
+    (x, y): (&Tensor, &Tensor),
+    g: &Tensor,
+    out: &Tensor,
+) -> Result<()> {
     let dims = split_dims(x, y);
     if x.is_empty() {
         return Ok(());
@@ -273,15 +279,15 @@ pub(crate) fn reduce_grad(exec: &Exec, f: Reduce, (x, y): (&Tensor, &Tensor), g:
             };
         }
         match f {
-            Reduce::Sum => return Err(unsupported("reduce_grad of a sum", x.dtype())),
-            Reduce::Max | Reduce::Min => go!(4, |x, y, g, out| {
+            ReduceFn::Sum => return Err(unsupported("reduce_grad of a sum", x.dtype())),
+            ReduceFn::Max | ReduceFn::Min => go!(4, |x, y, g, out| {
                 let wins = |i: usize| x.get(i) == y;
                 let share = g / T::of((0..x.len()).filter(|&i| wins(i)).count() as f64);
                 // Of no winner y is NaN, and says so.
                 let rest = if y.wide().is_nan() { y } else { T::ZERO };
                 out.write(|i| if wins(i) { share } else { rest })
             }),
-            Reduce::Prod => go!(2, |x, _y, g, out| {
+            ReduceFn::Prod => go!(2, |x, _y, g, out| {
                 // The product of all that follow a piece; within the piece both products run.
                 let piece = piece_of(x.len());
                 let mut scratch = exec.scratch::<f64>(x.len().div_ceil(piece) + piece);
@@ -304,35 +310,35 @@ pub(crate) fn reduce_grad(exec: &Exec, f: Reduce, (x, y): (&Tensor, &Tensor), g:
                     }
                 }
             }),
-            Reduce::LogSumExp => go!(8, |x, most, g, out| {
+            ReduceFn::LogSumExp => go!(8, |x, most, g, out| {
                 let sum = x.sum(#[inline(always)] |v| Float::exp(v - most).wide());
                 // With inf or NaN there is no sum.
                 let share = if most.wide().is_finite() { g / T::of(sum) } else { g };
                 let nothing = most == -T::INFINITY;
                 out.write(#[inline(always)] |i| if nothing { T::ZERO } else { share * Float::exp(x.get(i) - most) })
             }),
-            Reduce::Var { correction } => go!(2, |x, _y, g, out| {
+            ReduceFn::Var { correction } => go!(2, |x, _y, g, out| {
                 let (mean, rest) = (x.mean(), (x.len() as f64 - correction).max(0.0));
                 let factor = 2.0 * g.wide() / rest;
                 out.write(#[inline(always)] |i| T::of((x.get(i).wide() - mean) * factor))
             }),
-            Reduce::Std { correction } => go!(2, |x, y, g, out| {
+            ReduceFn::Std { correction } => go!(2, |x, y, g, out| {
                 let (mean, rest) = (x.mean(), (x.len() as f64 - correction).max(0.0));
                 let factor = if y == T::ZERO { 0.0 } else { g.wide() / (y.wide() * rest) };
                 out.write(#[inline(always)] |i| T::of((x.get(i).wide() - mean) * factor))
             }),
-            Reduce::Norm { ord } if ord.is_infinite() => go!(4, |x, y, g, out| {
+            ReduceFn::Norm { ord } if ord.is_infinite() => go!(4, |x, y, g, out| {
                 let wins = |i: usize| x.get(i).magnitude() == y;
                 let share = g / T::of((0..x.len()).filter(|&i| wins(i)).count() as f64);
                 out.write(|i| if wins(i) { share * sign(x.get(i)) } else { T::ZERO })
             }),
-            Reduce::Norm { ord: 0.0 } => go!(1, |_x, _y, _g, out| out.write(|_| T::ZERO)),
-            Reduce::Norm { ord: 1.0 } => go!(1, |x, _y, g, out| out.write(|i| g * sign(x.get(i)))),
-            Reduce::Norm { ord: 2.0 } => go!(2, |x, most, g, out| {
+            ReduceFn::Norm { ord: 0.0 } => go!(1, |_x, _y, _g, out| out.write(|_| T::ZERO)),
+            ReduceFn::Norm { ord: 1.0 } => go!(1, |x, _y, g, out| out.write(|i| g * sign(x.get(i)))),
+            ReduceFn::Norm { ord: 2.0 } => go!(2, |x, most, g, out| {
                 let share = g / T::of(relative_norm(&x, 2.0, most.wide()));
                 out.write(|i| if most == T::ZERO { T::ZERO } else { x.get(i) / most * share })
             }),
-            Reduce::Norm { ord } => go!(20, |x, most, g, out| {
+            ReduceFn::Norm { ord } => go!(20, |x, most, g, out| {
                 let most = most.wide();
                 let norm = relative_norm(&x, ord, most);
                 let derivative = |x: f64| (x.abs() / most / norm).powf(ord - 1.0);

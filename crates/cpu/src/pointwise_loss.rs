@@ -3,7 +3,7 @@
 use crate::exec::Exec;
 use crate::math::Float;
 use crate::view::{BLOCK, Nest, Span, for_float, lanes};
-use retape_core::kernel::Loss;
+use retape_core::kernel::LossFn;
 use retape_core::{Result, Tensor};
 
 /// out = an expression in the elements of the named tensors.
@@ -66,33 +66,33 @@ fn entropy<T: Float>(t: T) -> T {
 }
 
 /// out = f(x, t).
-pub(crate) fn loss(exec: &Exec, f: Loss, (x, t, weight): Operands<'_>, out: &Tensor) -> Result<()> {
+pub(crate) fn loss(exec: &Exec, f: LossFn, (x, t, weight): Operands<'_>, out: &Tensor) -> Result<()> {
     for_float!("loss", x.dtype(), T => {
         let (one, half) = (T::ONE, T::of(0.5));
         match (f, weight) {
-            (Loss::Squared, _) => map!(exec, T, out, |x, t| (x - t) * (x - t)),
-            (Loss::Absolute, _) => map!(exec, T, out, |x, t| (x - t).magnitude()),
-            (Loss::SmoothL1(beta), _) => {
+            (LossFn::Squared, _) => map!(exec, T, out, |x, t| (x - t) * (x - t)),
+            (LossFn::Absolute, _) => map!(exec, T, out, |x, t| (x - t).magnitude()),
+            (LossFn::SmoothL1(beta), _) => {
                 let beta = T::of(beta);
                 map!(exec, T, out, |x, t| {
                     let d = (x - t).magnitude();
                     if d < beta { half * d * (d / beta) } else { d - half * beta }
                 })
             }
-            (Loss::Huber(delta), _) => {
+            (LossFn::Huber(delta), _) => {
                 let delta = T::of(delta);
                 map!(exec, T, out, |x, t| {
                     let d = (x - t).magnitude();
                     if d <= delta { half * d * d } else { delta * (d - half * delta) }
                 })
             }
-            (Loss::KlDivergence, _) => map!(exec, T, out, |x, t| entropy(t) - part(t, x)),
-            (Loss::KlDivergenceLog, _) => map!(exec, T, out, |x, t| part(Float::exp(t), t - x)),
+            (LossFn::KlDivergence, _) => map!(exec, T, out, |x, t| entropy(t) - part(t, x)),
+            (LossFn::KlDivergenceLog, _) => map!(exec, T, out, |x, t| part(Float::exp(t), t - x)),
             // max(x, 0) and max(-x, 0) apart, so that a sure and right x cancels nothing.
-            (Loss::BinaryLogits, None) => {
+            (LossFn::BinaryLogits, None) => {
                 map!(exec, T, out, |x, t| part(if x > T::ZERO { one - t } else { -t }, x) + beyond(x))
             }
-            (Loss::BinaryLogits, Some(w)) => {
+            (LossFn::BinaryLogits, Some(w)) => {
                 map!(exec, T, out, |x, t, w| part(if x > T::ZERO { one - t } else { -(w * t) }, x)
                     + ((w - one) * t + one) * beyond(x))
             }
@@ -104,7 +104,7 @@ pub(crate) fn loss(exec: &Exec, f: Loss, (x, t, weight): Operands<'_>, out: &Ten
 /// out = g times the derivative by operand `by`.
 pub(crate) fn loss_grad(
     exec: &Exec,
-    f: Loss,
+    f: LossFn,
     by: usize,
     (x, t, weight): Operands<'_>,
     g: &Tensor,
@@ -116,34 +116,34 @@ pub(crate) fn loss_grad(
         let toward = if by == 0 { one } else { -one };
         match (f, by, weight) {
             // Twice the product, as twice x - t may be out of range where the product isn't.
-            (Loss::Squared, ..) => map!(exec, T, out, |x, t, g| {
+            (LossFn::Squared, ..) => map!(exec, T, out, |x, t, g| {
                 let once = g * toward * (x - t);
                 once + once
             }),
-            (Loss::Absolute, ..) => map!(exec, T, out, |x, t, g| g * toward * sign(x - t)),
-            (Loss::SmoothL1(beta), ..) => {
+            (LossFn::Absolute, ..) => map!(exec, T, out, |x, t, g| g * toward * sign(x - t)),
+            (LossFn::SmoothL1(beta), ..) => {
                 let beta = T::of(beta);
                 map!(exec, T, out, |x, t, g| g * toward * ((x - t) / beta).limit(-one, one))
             }
-            (Loss::Huber(delta), ..) => {
+            (LossFn::Huber(delta), ..) => {
                 let delta = T::of(delta);
                 map!(exec, T, out, |x, t, g| g * toward * (x - t).limit(-delta, delta))
             }
-            (Loss::KlDivergence, 0, _) => map!(exec, T, out, |t, g| -g * t),
-            (Loss::KlDivergence, ..) => map!(exec, T, out, |x, t, g| g * (Float::ln(t) + one - x)),
-            (Loss::KlDivergenceLog, 0, _) => map!(exec, T, out, |t, g| -g * Float::exp(t)),
-            (Loss::KlDivergenceLog, ..) => map!(exec, T, out, |x, t, g| g * Float::exp(t) * (t - x + one)),
-            (Loss::BinaryLogits, 0, None) => {
+            (LossFn::KlDivergence, 0, _) => map!(exec, T, out, |t, g| -g * t),
+            (LossFn::KlDivergence, ..) => map!(exec, T, out, |x, t, g| g * (Float::ln(t) + one - x)),
+            (LossFn::KlDivergenceLog, 0, _) => map!(exec, T, out, |t, g| -g * Float::exp(t)),
+            (LossFn::KlDivergenceLog, ..) => map!(exec, T, out, |x, t, g| g * Float::exp(t) * (t - x + one)),
+            (LossFn::BinaryLogits, 0, None) => {
                 map!(exec, T, out, |x, t, g| g * ((one - t) * x.sigmoid() - t * (-x).sigmoid()))
             }
-            (Loss::BinaryLogits, 0, Some(w)) => {
+            (LossFn::BinaryLogits, 0, Some(w)) => {
                 map!(exec, T, out, |x, t, w, g| g * ((one - t) * x.sigmoid() - w * t * (-x).sigmoid()))
             }
             // (w - 1) softplus(-x) - x, with -x of the softplus and of the rest together.
-            (Loss::BinaryLogits, 1, Some(w)) => map!(exec, T, out, |x, w, g| g
+            (LossFn::BinaryLogits, 1, Some(w)) => map!(exec, T, out, |x, w, g| g
                 * ((w - one) * beyond(x) - part(if x > T::ZERO { one } else { w }, x))),
-            (Loss::BinaryLogits, 1, None) => map!(exec, T, out, |x, g| -g * x),
-            (Loss::BinaryLogits, ..) => map!(exec, T, out, |x, t, g| g * part(t, softplus(-x))),
+            (LossFn::BinaryLogits, 1, None) => map!(exec, T, out, |x, g| -g * x),
+            (LossFn::BinaryLogits, ..) => map!(exec, T, out, |x, t, g| g * part(t, softplus(-x))),
         }
     });
     Ok(())

@@ -9,7 +9,7 @@ use crate::groups;
 use crate::halves::Cell;
 use crate::math::{DEPTH, Float, fold_lanes};
 use crate::view::{BLOCK, Span, for_float, merged, offset_of};
-use retape_core::kernel::Reduce;
+use retape_core::kernel::ReduceFn;
 use retape_core::layout::{Shape, Strides};
 use retape_core::{Result, Tensor};
 
@@ -88,24 +88,24 @@ pub(crate) fn split_dims(x: &Tensor, out: &Tensor) -> (Shape, Shape) {
 }
 
 /// out = f over the dimensions where out has size 1 and x has not.
-pub(crate) fn reduce(exec: &Exec, f: Reduce, x: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn reduce(exec: &Exec, f: ReduceFn, x: &Tensor, out: &Tensor) -> Result<()> {
     for_float!("reduce", x.dtype(), T => match f {
-        Reduce::Sum => fold::<T>(
+        ReduceFn::Sum => fold::<T>(
             exec, x, out, (T::ZERO, DEPTH),
             #[inline(always)] |a, b| a + b,
             #[inline(always)] |a, b| a + b,
         ),
-        Reduce::Prod => fold::<T>(
+        ReduceFn::Prod => fold::<T>(
             exec, x, out, (T::ONE, 1),
             #[inline(always)] |a, b| a * b,
             #[inline(always)] |a, b| a * b,
         ),
-        Reduce::Max => fold::<T>(
+        ReduceFn::Max => fold::<T>(
             exec, x, out, (-T::INFINITY, EXACT),
             #[inline(always)] |a, b| a.larger(b),
             #[inline(always)] |a, b| a.larger(b),
         ),
-        Reduce::Min => fold::<T>(
+        ReduceFn::Min => fold::<T>(
             exec, x, out, (T::INFINITY, EXACT),
             #[inline(always)] |a, b| a.smaller(b),
             #[inline(always)] |a, b| a.smaller(b),

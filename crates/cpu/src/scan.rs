@@ -5,7 +5,7 @@ use crate::groups::piece_of;
 use crate::math::Float;
 use crate::reduce::Axis;
 use crate::view::{Span, for_float};
-use retape_core::kernel::Scan;
+use retape_core::kernel::ScanFn;
 use retape_core::layout::Shape;
 use retape_core::{Result, Tensor};
 
@@ -53,16 +53,16 @@ impl<T: Float> Lines<T> {
 }
 
 /// out = running fold of x along `dim`.
-pub(crate) fn scan(exec: &Exec, f: Scan, x: &Tensor, dim: usize, out: &Tensor) -> Result<()> {
+pub(crate) fn scan(exec: &Exec, f: ScanFn, x: &Tensor, dim: usize, out: &Tensor) -> Result<()> {
     for_float!("scan", x.dtype(), T => {
         let (xs, outs) = (Lines::<T>::of(x, dim), Lines::<T>::of(out, dim));
         xs.for_each(exec, 2, #[inline(always)] |k| {
             let (x, o) = (xs.line(k), outs.line(k));
-            let mut running = if f == Scan::Prod { 1.0 } else { 0.0 };
+            let mut running = if f == ScanFn::Prod { 1.0 } else { 0.0 };
             for i in 0..xs.len {
-                let i = if f == Scan::SumToEnd { xs.len - 1 - i } else { i };
+                let i = if f == ScanFn::SumToEnd { xs.len - 1 - i } else { i };
                 let v = x.get(i).wide();
-                running = if f == Scan::Prod { running * v } else { running + v };
+                running = if f == ScanFn::Prod { running * v } else { running + v };
                 o.set(i, T::of(running));
             }
         });

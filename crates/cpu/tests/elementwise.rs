@@ -2,38 +2,38 @@
 
 mod common;
 use common::*;
-use retape_core::kernel::{AdamWConfig, Binary, RandomStream, Unary};
+use retape_core::kernel::{AdamWConfig, BinaryFn, RandomStream, UnaryFn};
 use retape_core::{DType, Error, Kernel, MemoryKind, Tensor};
 
-const UNARY: [Unary; 28] = [
-    Unary::Neg,
-    Unary::Scale(1.5),
-    Unary::Shift(-0.25),
-    Unary::Exp,
-    Unary::Log,
-    Unary::Sqrt,
-    Unary::Rsqrt,
-    Unary::Reciprocal,
-    Unary::Square,
-    Unary::Abs,
-    Unary::Tanh,
-    Unary::Sigmoid,
-    Unary::Relu,
-    Unary::Silu,
-    Unary::Gelu,
-    Unary::GeluTanh,
-    Unary::Sin,
-    Unary::Cos,
-    Unary::Log1p,
-    Unary::Expm1,
-    Unary::Erf,
-    Unary::Softplus { beta: 1.5, threshold: 1.0 },
-    Unary::LogSigmoid,
-    Unary::LeakyRelu(0.1),
-    Unary::Elu(0.7),
-    Unary::Clamp { low: -0.5, high: 0.7 },
-    Unary::Pow(2.5),
-    Unary::PowBase(1.7),
+const UNARY: [UnaryFn; 28] = [
+    UnaryFn::Neg,
+    UnaryFn::Scale(1.5),
+    UnaryFn::Shift(-0.25),
+    UnaryFn::Exp,
+    UnaryFn::Log,
+    UnaryFn::Sqrt,
+    UnaryFn::Rsqrt,
+    UnaryFn::Reciprocal,
+    UnaryFn::Square,
+    UnaryFn::Abs,
+    UnaryFn::Tanh,
+    UnaryFn::Sigmoid,
+    UnaryFn::Relu,
+    UnaryFn::Silu,
+    UnaryFn::Gelu,
+    UnaryFn::GeluTanh,
+    UnaryFn::Sin,
+    UnaryFn::Cos,
+    UnaryFn::Log1p,
+    UnaryFn::Expm1,
+    UnaryFn::Erf,
+    UnaryFn::Softplus { beta: 1.5, threshold: 1.0 },
+    UnaryFn::LogSigmoid,
+    UnaryFn::LeakyRelu(0.1),
+    UnaryFn::Elu(0.7),
+    UnaryFn::Clamp { low: -0.5, high: 0.7 },
+    UnaryFn::Pow(2.5),
+    UnaryFn::PowBase(1.7),
 ];
 
 fn sigmoid(x: f64) -> f64 {
@@ -45,54 +45,54 @@ fn cdf(x: f64) -> f64 {
 }
 
 /// f(x) and f'(x), written from their definitions.
-fn reference(f: Unary, x: f64) -> (f64, f64) {
+fn reference(f: UnaryFn, x: f64) -> (f64, f64) {
     let c = (2.0 / std::f64::consts::PI).sqrt();
     match f {
-        Unary::Neg => (-x, -1.0),
-        Unary::Scale(c) => (c * x, c),
-        Unary::Shift(c) => (x + c, 1.0),
-        Unary::Exp => (x.exp(), x.exp()),
-        Unary::Log => (x.ln(), 1.0 / x),
-        Unary::Sqrt => (x.sqrt(), 0.5 / x.sqrt()),
-        Unary::Rsqrt => (1.0 / x.sqrt(), -0.5 * x.powf(-1.5)),
-        Unary::Reciprocal => (1.0 / x, -1.0 / (x * x)),
-        Unary::Square => (x * x, 2.0 * x),
-        Unary::Abs => (x.abs(), if x == 0.0 { 0.0 } else { x.signum() }),
-        Unary::Tanh => (x.tanh(), 1.0 - x.tanh().powi(2)),
-        Unary::Sigmoid => (sigmoid(x), sigmoid(x) * (1.0 - sigmoid(x))),
-        Unary::Relu => (x.max(0.0), if x > 0.0 { 1.0 } else { 0.0 }),
-        Unary::Silu => (x * sigmoid(x), sigmoid(x) * (1.0 + x * (1.0 - sigmoid(x)))),
-        Unary::Gelu => (x * cdf(x), cdf(x) + x * (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt()),
-        Unary::GeluTanh => {
+        UnaryFn::Neg => (-x, -1.0),
+        UnaryFn::Scale(c) => (c * x, c),
+        UnaryFn::Shift(c) => (x + c, 1.0),
+        UnaryFn::Exp => (x.exp(), x.exp()),
+        UnaryFn::Log => (x.ln(), 1.0 / x),
+        UnaryFn::Sqrt => (x.sqrt(), 0.5 / x.sqrt()),
+        UnaryFn::Rsqrt => (1.0 / x.sqrt(), -0.5 * x.powf(-1.5)),
+        UnaryFn::Reciprocal => (1.0 / x, -1.0 / (x * x)),
+        UnaryFn::Square => (x * x, 2.0 * x),
+        UnaryFn::Abs => (x.abs(), if x == 0.0 { 0.0 } else { x.signum() }),
+        UnaryFn::Tanh => (x.tanh(), 1.0 - x.tanh().powi(2)),
+        UnaryFn::Sigmoid => (sigmoid(x), sigmoid(x) * (1.0 - sigmoid(x))),
+        UnaryFn::Relu => (x.max(0.0), if x > 0.0 { 1.0 } else { 0.0 }),
+        UnaryFn::Silu => (x * sigmoid(x), sigmoid(x) * (1.0 + x * (1.0 - sigmoid(x)))),
+        UnaryFn::Gelu => (x * cdf(x), cdf(x) + x * (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt()),
+        UnaryFn::GeluTanh => {
             let t = (c * (x + 0.044715 * x.powi(3))).tanh();
             let slope = c * (1.0 + 3.0 * 0.044715 * x * x);
             (0.5 * x * (1.0 + t), 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * slope)
         }
-        Unary::Sin => (x.sin(), x.cos()),
-        Unary::Cos => (x.cos(), -x.sin()),
-        Unary::Log1p => ((1.0 + x).ln(), 1.0 / (1.0 + x)),
-        Unary::Expm1 => (x.exp_m1(), x.exp()),
-        Unary::Erf => (libm::erf(x), std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp()),
-        Unary::Softplus { beta, threshold } if beta * x > threshold => (x, 1.0),
-        Unary::Softplus { beta, .. } => ((1.0 + (beta * x).exp()).ln() / beta, sigmoid(beta * x)),
-        Unary::LogSigmoid => (sigmoid(x).ln(), sigmoid(-x)),
-        Unary::LeakyRelu(c) => {
+        UnaryFn::Sin => (x.sin(), x.cos()),
+        UnaryFn::Cos => (x.cos(), -x.sin()),
+        UnaryFn::Log1p => ((1.0 + x).ln(), 1.0 / (1.0 + x)),
+        UnaryFn::Expm1 => (x.exp_m1(), x.exp()),
+        UnaryFn::Erf => (libm::erf(x), std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp()),
+        UnaryFn::Softplus { beta, threshold } if beta * x > threshold => (x, 1.0),
+        UnaryFn::Softplus { beta, .. } => ((1.0 + (beta * x).exp()).ln() / beta, sigmoid(beta * x)),
+        UnaryFn::LogSigmoid => (sigmoid(x).ln(), sigmoid(-x)),
+        UnaryFn::LeakyRelu(c) => {
             if x > 0.0 {
                 (x, 1.0)
             } else {
                 (c * x, c)
             }
         }
-        Unary::Elu(a) => {
+        UnaryFn::Elu(a) => {
             if x > 0.0 {
                 (x, 1.0)
             } else {
                 (a * x.exp_m1(), a * x.exp())
             }
         }
-        Unary::Clamp { low, high } => (x.clamp(low, high), if low < x && x < high { 1.0 } else { 0.0 }),
-        Unary::Pow(c) => (x.powf(c), c * x.powf(c - 1.0)),
-        Unary::PowBase(c) => (c.powf(x), c.powf(x) * c.ln()),
+        UnaryFn::Clamp { low, high } => (x.clamp(low, high), if low < x && x < high { 1.0 } else { 0.0 }),
+        UnaryFn::Pow(c) => (x.powf(c), c * x.powf(c - 1.0)),
+        UnaryFn::PowBase(c) => (c.powf(x), c.powf(x) * c.ln()),
     }
 }
 
@@ -103,8 +103,8 @@ fn unary_and_gradient() {
     let device = device(2);
     for (dtype, f, shape) in FLOATS.iter().flat_map(|&d| UNARY.iter().flat_map(move |&f| SHAPES.map(|s| (d, f, s)))) {
         let n = shape.iter().product();
-        let positive = f == Unary::Pow(2.5)
-            || matches!(f, Unary::Log | Unary::Log1p | Unary::Sqrt | Unary::Rsqrt | Unary::Reciprocal);
+        let positive = f == UnaryFn::Pow(2.5)
+            || matches!(f, UnaryFn::Log | UnaryFn::Log1p | UnaryFn::Sqrt | UnaryFn::Rsqrt | UnaryFn::Reciprocal);
         let x: Vec<f64> = values(n, 1).into_iter().map(|x| if positive { x.abs() + 0.125 } else { x }).collect();
         let g = values(n, 2);
         let saved: Vec<f64> = x.iter().map(|&x| if f.grad_reads_output() { reference(f, x).0 } else { x }).collect();
@@ -136,18 +136,30 @@ fn limits_and_kinks() {
     let (inf, nan) = (f64::INFINITY, f64::NAN);
     let x = [-inf, -1e30, -100.0, -0.0, 0.0, 100.0, 1e30, inf, nan];
     let device = device(1);
-    let cases: [(Unary, [f64; 9], [f64; 9]); 6] = [
-        (Unary::Sigmoid, [0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, nan], [nan; 9]),
-        (Unary::Silu, [0.0, 0.0, 0.0, 0.0, 0.0, 100.0, 1e30, inf, nan], [0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, nan]),
-        (Unary::Gelu, [0.0, 0.0, 0.0, 0.0, 0.0, 100.0, 1e30, inf, nan], [0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, nan]),
+    let cases: [(UnaryFn, [f64; 9], [f64; 9]); 6] = [
+        (UnaryFn::Sigmoid, [0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, nan], [nan; 9]),
         (
-            Unary::GeluTanh,
+            UnaryFn::Silu,
             [0.0, 0.0, 0.0, 0.0, 0.0, 100.0, 1e30, inf, nan],
             [0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, nan],
         ),
-        (Unary::Relu, [0.0, 0.0, 0.0, 0.0, 0.0, 100.0, 1e30, inf, nan], [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]),
         (
-            Unary::Abs,
+            UnaryFn::Gelu,
+            [0.0, 0.0, 0.0, 0.0, 0.0, 100.0, 1e30, inf, nan],
+            [0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, nan],
+        ),
+        (
+            UnaryFn::GeluTanh,
+            [0.0, 0.0, 0.0, 0.0, 0.0, 100.0, 1e30, inf, nan],
+            [0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.0, 1.0, nan],
+        ),
+        (
+            UnaryFn::Relu,
+            [0.0, 0.0, 0.0, 0.0, 0.0, 100.0, 1e30, inf, nan],
+            [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0],
+        ),
+        (
+            UnaryFn::Abs,
             [inf, 1e30, 100.0, 0.0, 0.0, 100.0, 1e30, inf, nan],
             [-1.0, -1.0, -1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0],
         ),
@@ -169,21 +181,29 @@ fn binary_broadcast_and_ties() {
     let device = device(2);
     for dtype in FLOATS {
         let (a, b) = (values(3 * 70, 1), values(70, 2));
-        for f in [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Maximum, Binary::Minimum, Binary::Pow] {
-            let a: Vec<f64> = if f == Binary::Pow { a.iter().map(|a| a.abs()).collect() } else { a.clone() };
+        for f in [
+            BinaryFn::Add,
+            BinaryFn::Sub,
+            BinaryFn::Mul,
+            BinaryFn::Div,
+            BinaryFn::Maximum,
+            BinaryFn::Minimum,
+            BinaryFn::Pow,
+        ] {
+            let a: Vec<f64> = if f == BinaryFn::Pow { a.iter().map(|a| a.abs()).collect() } else { a.clone() };
             let want: Vec<f64> = a
                 .iter()
                 .enumerate()
                 .map(|(i, &a)| {
                     let b = b[i % 70];
                     match f {
-                        Binary::Add => a + b,
-                        Binary::Sub => a - b,
-                        Binary::Mul => a * b,
-                        Binary::Div => a / b,
-                        Binary::Maximum => a.max(b),
-                        Binary::Minimum => a.min(b),
-                        Binary::Pow => a.powf(b),
+                        BinaryFn::Add => a + b,
+                        BinaryFn::Sub => a - b,
+                        BinaryFn::Mul => a * b,
+                        BinaryFn::Div => a / b,
+                        BinaryFn::Maximum => a.max(b),
+                        BinaryFn::Minimum => a.min(b),
+                        BinaryFn::Pow => a.powf(b),
                     }
                 })
                 .collect();
@@ -199,9 +219,9 @@ fn binary_broadcast_and_ties() {
         let (a, b, g) = ([1.0, 2.0, f64::NAN, 4.0], [1.0, 3.0, 0.0, 0.0], [8.0; 4]);
         let [a, b, g] = [a, b, g].map(|v| tensor(&device, dtype, &[4], &v));
         let out = poisoned(&device, dtype, &[4]);
-        run(&device, Kernel::Binary { f: Binary::Maximum, a: &b, b: &a, out: &out });
+        run(&device, Kernel::Binary { f: BinaryFn::Maximum, a: &b, b: &a, out: &out });
         close("maximum", &out, &[1.0, 3.0, f64::NAN, 4.0], 0.0);
-        run(&device, Kernel::ExtremumGrad { f: Binary::Maximum, a: &a, b: &b, g: &g, out: &out });
+        run(&device, Kernel::ExtremumGrad { f: BinaryFn::Maximum, a: &a, b: &b, g: &g, out: &out });
         close("maximum grad", &out, &[4.0, 0.0, 8.0, 8.0], 0.0);
         let cond = Tensor::from_slice(&device, &[4], &[true, false, true, false]).unwrap();
         run(&device, Kernel::Select { cond: &cond, a: &g, b: &b, out: &out });
@@ -298,7 +318,7 @@ fn adamw_step() {
 fn unsupported_dtypes_are_errors() {
     let device = device(1);
     let x = Tensor::full(&device, &[2], DType::I32, 1.0).unwrap();
-    let error = device.run(&Kernel::Unary { f: Unary::Exp, x: &x, out: &x }).unwrap_err();
+    let error = device.run(&Kernel::Unary { f: UnaryFn::Exp, x: &x, out: &x }).unwrap_err();
     assert!(matches!(&error, Error::Unsupported { kernel: "unary", .. }), "{error}");
     assert!(error.to_string().contains("i32"), "{error}");
 }

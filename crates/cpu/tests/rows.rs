@@ -2,7 +2,7 @@
 
 mod common;
 use common::*;
-use retape_core::kernel::{CrossEntropySpec, LossReduction, RandomStream, Reduce, Window};
+use retape_core::kernel::{CrossEntropySpec, LossReduction, RandomStream, ReduceFn, Window};
 use retape_core::layout::contiguous_strides;
 use retape_core::{DType, Device, Error, Kernel, MemoryKind, Tensor};
 
@@ -61,13 +61,13 @@ fn reductions() {
         for x in views(&device, dtype, shape, &x) {
             let what = format!("{dtype}{shape:?} to {to:?}");
             let out = poisoned(&device, dtype, to);
-            run(&device, Kernel::Reduce { f: Reduce::Sum, x: &x, out: &out });
+            run(&device, Kernel::Reduce { f: ReduceFn::Sum, x: &x, out: &out });
             close(&what, &out, &sum, tolerance(dtype) * 10.0);
             bits.push(out.to_bytes().unwrap());
-            run(&device, Kernel::Reduce { f: Reduce::Max, x: &x, out: &out });
+            run(&device, Kernel::Reduce { f: ReduceFn::Max, x: &x, out: &out });
             close(&what, &out, &max, 0.0);
             let (dx, g) = (poisoned(&device, dtype, shape), tensor(&device, dtype, to, &g));
-            run(&device, Kernel::ReduceGrad { f: Reduce::Max, x: &x, y: &out, g: &g, out: &dx });
+            run(&device, Kernel::ReduceGrad { f: ReduceFn::Max, x: &x, y: &out, g: &g, out: &dx });
             close(&what, &dx, &grad, tolerance(dtype));
             let norm = poisoned(&device, DType::F64, &[]);
             run(&device, Kernel::SquaredNorm { x: &x, out: &norm });
@@ -77,7 +77,7 @@ fn reductions() {
     }
     let nan = tensor(&device, DType::F32, &[3], &[1.0, f64::NAN, 2.0]);
     let out = poisoned(&device, DType::F32, &[1]);
-    run(&device, Kernel::Reduce { f: Reduce::Max, x: &nan, out: &out });
+    run(&device, Kernel::Reduce { f: ReduceFn::Max, x: &nan, out: &out });
     assert!(out.item().unwrap().is_nan());
 }
 
@@ -521,7 +521,7 @@ fn bits_do_not_depend_on_threads() {
         run(device, Kernel::Matmul { a: &a, b: &b, alpha: 1.0, accumulate: false, out: &out });
         let [all, rows, columns] = [[1, 1], [300, 1], [1, 500]].map(|s| poisoned(device, DType::F32, &s));
         for out in [&all, &rows, &columns] {
-            run(device, Kernel::Reduce { f: Reduce::Sum, x: &a, out });
+            run(device, Kernel::Reduce { f: ReduceFn::Sum, x: &a, out });
         }
         let (dw, db) = (poisoned(device, DType::F32, &[500]), poisoned(device, DType::F32, &[500]));
         let (mean, rstd) = (make(&[300], 3), make(&[300], 4));

@@ -90,7 +90,7 @@ impl Bench {
             .rotate(2 * bytes, || Ok((self.tensor(&[rows, columns], dtype)?, self.tensor(&[rows, columns], dtype)?)))?;
         let copy = self.time(&pairs, |(x, out)| device.run(&Kernel::Copy { x, out }))?;
         let softmax = self.time(&pairs, |(x, out)| device.run(&Kernel::Softmax { x, out }))?;
-        let unary = retape_core::kernel::Unary::GeluTanh;
+        let unary = retape_core::kernel::UnaryFn::GeluTanh;
         let gelu = self.time(&pairs, |(x, out)| device.run(&Kernel::Unary { f: unary, x, out }))?;
 
         let weight = self.tensor(&[columns], DType::F32)?;

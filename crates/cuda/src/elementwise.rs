@@ -3,71 +3,71 @@
 use crate::argument::{TensorArg, blocks};
 use crate::device::{Gpu, Launch, Parameters};
 use crate::map::{Function, map};
-use retape_core::kernel::{Binary, ClampInput, Ternary, Unary};
+use retape_core::kernel::{BinaryFn, ClampInput, TernaryFn, UnaryFn};
 use retape_core::{DType, Error, Result, Tensor};
 
-fn unary_function(f: Unary) -> Function {
+fn unary_function(f: UnaryFn) -> Function {
     match f {
-        Unary::Neg => Function::new(0),
-        Unary::Scale(c) => Function::with(1, c, 0.0),
-        Unary::Shift(c) => Function::with(2, c, 0.0),
-        Unary::Exp => Function::new(3),
-        Unary::Log => Function::new(4),
-        Unary::Sqrt => Function::new(5),
-        Unary::Rsqrt => Function::new(6),
-        Unary::Reciprocal => Function::new(7),
-        Unary::Square => Function::new(8),
-        Unary::Abs => Function::new(9),
-        Unary::Tanh => Function::new(10),
-        Unary::Sigmoid => Function::new(11),
-        Unary::Relu => Function::new(12),
-        Unary::Silu => Function::new(13),
-        Unary::Gelu => Function::new(14),
-        Unary::GeluTanh => Function::new(15),
-        Unary::Sin => Function::new(16),
-        Unary::Cos => Function::new(17),
-        Unary::Log1p => Function::new(18),
-        Unary::Expm1 => Function::new(19),
-        Unary::Erf => Function::new(20),
-        Unary::Softplus { beta, threshold } => Function::with(21, beta, threshold),
-        Unary::LogSigmoid => Function::new(22),
-        Unary::LeakyRelu(slope) => Function::with(23, slope, 0.0),
-        Unary::Elu(alpha) => Function::with(24, alpha, 0.0),
-        Unary::Clamp { low, high } => Function::with(25, low, high),
-        Unary::Pow(exponent) => Function::with(26, exponent, exponent - 1.0),
-        Unary::PowBase(base) => Function::with(27, base, base.ln()),
+        UnaryFn::Neg => Function::new(0),
+        UnaryFn::Scale(c) => Function::with(1, c, 0.0),
+        UnaryFn::Shift(c) => Function::with(2, c, 0.0),
+        UnaryFn::Exp => Function::new(3),
+        UnaryFn::Log => Function::new(4),
+        UnaryFn::Sqrt => Function::new(5),
+        UnaryFn::Rsqrt => Function::new(6),
+        UnaryFn::Reciprocal => Function::new(7),
+        UnaryFn::Square => Function::new(8),
+        UnaryFn::Abs => Function::new(9),
+        UnaryFn::Tanh => Function::new(10),
+        UnaryFn::Sigmoid => Function::new(11),
+        UnaryFn::Relu => Function::new(12),
+        UnaryFn::Silu => Function::new(13),
+        UnaryFn::Gelu => Function::new(14),
+        UnaryFn::GeluTanh => Function::new(15),
+        UnaryFn::Sin => Function::new(16),
+        UnaryFn::Cos => Function::new(17),
+        UnaryFn::Log1p => Function::new(18),
+        UnaryFn::Expm1 => Function::new(19),
+        UnaryFn::Erf => Function::new(20),
+        UnaryFn::Softplus { beta, threshold } => Function::with(21, beta, threshold),
+        UnaryFn::LogSigmoid => Function::new(22),
+        UnaryFn::LeakyRelu(slope) => Function::with(23, slope, 0.0),
+        UnaryFn::Elu(alpha) => Function::with(24, alpha, 0.0),
+        UnaryFn::Clamp { low, high } => Function::with(25, low, high),
+        UnaryFn::Pow(exponent) => Function::with(26, exponent, exponent - 1.0),
+        UnaryFn::PowBase(base) => Function::with(27, base, base.ln()),
     }
 }
 
-pub(crate) fn unary(gpu: &Gpu, f: Unary, x: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn unary(gpu: &Gpu, f: UnaryFn, x: &Tensor, out: &Tensor) -> Result<()> {
     map(gpu, "unary", unary_function(f), [Some(x)], out)
 }
 
-pub(crate) fn unary_grad(gpu: &Gpu, f: Unary, saved: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn unary_grad(gpu: &Gpu, f: UnaryFn, saved: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
     match f {
-        Unary::Neg | Unary::Scale(_) => unary(gpu, f, g, out),
-        Unary::Shift(_) => unary(gpu, Unary::Scale(1.0), g, out),
+        UnaryFn::Neg | UnaryFn::Scale(_) => unary(gpu, f, g, out),
+        UnaryFn::Shift(_) => unary(gpu, UnaryFn::Scale(1.0), g, out),
         _ => map(gpu, "unary_grad", unary_function(f), [Some(g), Some(saved)], out),
     }
 }
 
-pub(crate) fn binary(gpu: &Gpu, f: Binary, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn binary(gpu: &Gpu, f: BinaryFn, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
     let number = match f {
-        Binary::Add => 0,
-        Binary::Sub => 1,
-        Binary::Mul => 2,
-        Binary::Div => 3,
-        Binary::Maximum => 4,
-        Binary::Minimum => 5,
-        Binary::Pow => 6,
+        BinaryFn::Add => 0,
+        BinaryFn::Sub => 1,
+        BinaryFn::Mul => 2,
+        BinaryFn::Div => 3,
+        BinaryFn::Maximum => 4,
+        BinaryFn::Minimum => 5,
+        BinaryFn::Pow => 6,
     };
     map(gpu, "binary", Function::new(number), [Some(a), Some(b)], out)
 }
 
-pub(crate) fn extremum_grad(gpu: &Gpu, f: Binary, a: &Tensor, b: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn extremum_grad(gpu: &Gpu, f: BinaryFn, a: &Tensor, b: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
     let sign = match f {
-        Binary::Maximum => 1.0,
-        Binary::Minimum => -1.0,
+        BinaryFn::Maximum => 1.0,
+        BinaryFn::Minimum => -1.0,
         _ => {
             let reason = format!("{f:?} is not an extremum");
             return Err(Error::Unsupported { kernel: "extremum_grad", device: gpu.name().into(), reason });
@@ -76,14 +76,14 @@ pub(crate) fn extremum_grad(gpu: &Gpu, f: Binary, a: &Tensor, b: &Tensor, g: &Te
     map(gpu, "extremum_grad", Function::with(0, sign, 0.0), [Some(a), Some(b), Some(g)], out)
 }
 
-pub(crate) fn ternary(gpu: &Gpu, f: Ternary, [a, b, c]: [&Tensor; 3], out: &Tensor) -> Result<()> {
+pub(crate) fn ternary(gpu: &Gpu, f: TernaryFn, [a, b, c]: [&Tensor; 3], out: &Tensor) -> Result<()> {
     let function = match f {
-        Ternary::Lerp => Function::new(0),
-        Ternary::Addcmul(value) => Function::with(1, value, 0.0),
-        Ternary::Addcdiv(value) => Function::with(2, value, 0.0),
-        Ternary::PowGradBase => Function::new(3),
-        Ternary::PowGradExponent => Function::new(4),
-        Ternary::DivGradDivisor => Function::new(5),
+        TernaryFn::Lerp => Function::new(0),
+        TernaryFn::Addcmul(value) => Function::with(1, value, 0.0),
+        TernaryFn::Addcdiv(value) => Function::with(2, value, 0.0),
+        TernaryFn::PowGradBase => Function::new(3),
+        TernaryFn::PowGradExponent => Function::new(4),
+        TernaryFn::DivGradDivisor => Function::new(5),
     };
     map(gpu, "ternary", function, [Some(a), Some(b), Some(c)], out)
 }

@@ -2,32 +2,32 @@
 
 use crate::device::Gpu;
 use crate::map::{Function, map};
-use retape_core::kernel::Loss;
+use retape_core::kernel::LossFn;
 use retape_core::{Result, Tensor};
 
 /// Prediction, target, and the weight of the positives.
 type Operands<'a> = (&'a Tensor, &'a Tensor, Option<&'a Tensor>);
 
-fn number(f: Loss) -> (i32, f64) {
+fn number(f: LossFn) -> (i32, f64) {
     match f {
-        Loss::Squared => (0, 0.0),
-        Loss::Absolute => (1, 0.0),
-        Loss::SmoothL1(beta) => (2, beta),
-        Loss::Huber(delta) => (3, delta),
-        Loss::KlDivergence => (4, 0.0),
-        Loss::KlDivergenceLog => (5, 0.0),
-        Loss::BinaryLogits => (6, 0.0),
+        LossFn::Squared => (0, 0.0),
+        LossFn::Absolute => (1, 0.0),
+        LossFn::SmoothL1(beta) => (2, beta),
+        LossFn::Huber(delta) => (3, delta),
+        LossFn::KlDivergence => (4, 0.0),
+        LossFn::KlDivergenceLog => (5, 0.0),
+        LossFn::BinaryLogits => (6, 0.0),
     }
 }
 
-pub(crate) fn loss(gpu: &Gpu, f: Loss, (x, target, weight): Operands<'_>, out: &Tensor) -> Result<()> {
+pub(crate) fn loss(gpu: &Gpu, f: LossFn, (x, target, weight): Operands<'_>, out: &Tensor) -> Result<()> {
     let (number, constant) = number(f);
     map(gpu, "loss", Function::with(number, constant, 0.0), [Some(x), Some(target), weight], out)
 }
 
 pub(crate) fn loss_grad(
     gpu: &Gpu,
-    f: Loss,
+    f: LossFn,
     by: usize,
     (x, target, weight): Operands<'_>,
     g: &Tensor,

@@ -8,7 +8,7 @@ use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters};
 use crate::rows::{FOLD_BYTES, PACK, RowPlan, has_packed_rows};
 use crate::scan;
-use retape_core::kernel::Reduce;
+use retape_core::kernel::ReduceFn;
 use retape_core::layout::{Shape, contiguous_strides};
 use retape_core::{DType, Result, Tensor};
 
@@ -29,21 +29,21 @@ struct Kind(i32, f64);
 impl Kind {
     const SQUARES: Kind = Kind(13, 0.0);
 
-    fn of(f: Reduce) -> Kind {
+    fn of(f: ReduceFn) -> Kind {
         match f {
-            Reduce::Sum => Kind(0, 0.0),
-            Reduce::Max => Kind(1, 0.0),
-            Reduce::Min => Kind(2, 0.0),
-            Reduce::Prod => Kind(3, 0.0),
-            Reduce::LogSumExp => Kind(4, 0.0),
-            Reduce::Var { correction } => Kind(5, correction),
-            Reduce::Std { correction } => Kind(6, correction),
-            Reduce::Norm { ord: 0.0 } => Kind(7, 0.0),
-            Reduce::Norm { ord: 1.0 } => Kind(8, 0.0),
-            Reduce::Norm { ord: 2.0 } => Kind(9, 0.0),
-            Reduce::Norm { ord: f64::INFINITY } => Kind(11, 0.0),
-            Reduce::Norm { ord: f64::NEG_INFINITY } => Kind(12, 0.0),
-            Reduce::Norm { ord } => Kind(10, ord),
+            ReduceFn::Sum => Kind(0, 0.0),
+            ReduceFn::Max => Kind(1, 0.0),
+            ReduceFn::Min => Kind(2, 0.0),
+            ReduceFn::Prod => Kind(3, 0.0),
+            ReduceFn::LogSumExp => Kind(4, 0.0),
+            ReduceFn::Var { correction } => Kind(5, correction),
+            ReduceFn::Std { correction } => Kind(6, correction),
+            ReduceFn::Norm { ord: 0.0 } => Kind(7, 0.0),
+            ReduceFn::Norm { ord: 1.0 } => Kind(8, 0.0),
+            ReduceFn::Norm { ord: 2.0 } => Kind(9, 0.0),
+            ReduceFn::Norm { ord: f64::INFINITY } => Kind(11, 0.0),
+            ReduceFn::Norm { ord: f64::NEG_INFINITY } => Kind(12, 0.0),
+            ReduceFn::Norm { ord } => Kind(10, ord),
         }
     }
     fn is_plain(self) -> bool {
@@ -154,7 +154,7 @@ fn count(x: &Tensor, dims: &[usize]) -> usize {
     dims.iter().map(|&d| x.shape()[d]).product()
 }
 
-pub(crate) fn reduce(gpu: &Gpu, f: Reduce, x: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn reduce(gpu: &Gpu, f: ReduceFn, x: &Tensor, out: &Tensor) -> Result<()> {
     let (kind, (reduced, kept)) = (Kind::of(f), split_dims(x, out));
     // The kept dimensions behind all reduced ones.
     let cut = kept.partition_point(|&d| reduced.last().is_some_and(|&r| d < r));
@@ -291,13 +291,13 @@ fn put_together(gpu: &Gpu, kind: Kind, parts: u64, (outputs, pieces): (usize, us
     gpu.launch(launch, &ReduceParts { out, parts, outputs, pieces, parameter, kind: kind.0, padding: 0 })
 }
 
-pub(crate) fn reduce_grad(gpu: &Gpu, f: Reduce, (x, y): (&Tensor, &Tensor), g: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn reduce_grad(gpu: &Gpu, f: ReduceFn, (x, y): (&Tensor, &Tensor), g: &Tensor, out: &Tensor) -> Result<()> {
     let name = "reduce_grad";
     if x.is_empty() {
         return Ok(());
     }
     let (kind, (reduced, kept)) = (Kind::of(f), split_dims(x, y));
-    if f == Reduce::Prod {
+    if f == ReduceFn::Prod {
         return scan::product_grad(gpu, name, x, g, (&kept, &reduced), true, out);
     }
     let flat = |tensor: &Tensor| TensorArg::flat(gpu, name, tensor);

@@ -5,7 +5,7 @@
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters};
 use crate::indexing::{line_team, others};
-use retape_core::kernel::Scan as Fold;
+use retape_core::kernel::ScanFn as Fold;
 use retape_core::{Result, Tensor};
 
 const THREADS: usize = 256;
@@ -14,7 +14,7 @@ const TILE: usize = 32;
 
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-struct Scan {
+struct ScanFn {
     x_others: TensorArg,
     x_line: TensorArg,
     out_others: TensorArg,
@@ -25,7 +25,7 @@ struct Scan {
     team: i32,
 }
 // SAFETY: the fields of `Scan` in kernels/scan.cu.
-unsafe impl Parameters for Scan {}
+unsafe impl Parameters for ScanFn {}
 
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -61,7 +61,7 @@ pub(crate) fn scan(gpu: &Gpu, f: Fold, x: &Tensor, dim: usize, out: &Tensor) -> 
         Fold::SumToEnd => 1,
         Fold::Prod => 2,
     };
-    let p = Scan {
+    let p = ScanFn {
         x_others: arg(x, &across)?,
         x_line: arg(x, &[dim])?,
         out_others: arg(out, &across)?,

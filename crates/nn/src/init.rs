@@ -1,7 +1,7 @@
 //! What fresh parameters hold.
 
 use crate::{Error, Result};
-use retape_core::kernel::{RandomStream, Unary};
+use retape_core::kernel::{RandomStream, UnaryFn};
 use retape_core::{DType, Device, Kernel, MemoryKind, Tensor};
 
 /// What a fresh parameter holds. bf16 and f16 are drawn in f32 and rounded.
@@ -65,8 +65,8 @@ impl Init {
             Init::Uniform { low, high } => {
                 let out = empty(drawn)?;
                 device.run(&Kernel::Uniform { stream, out: &out })?;
-                device.run(&Kernel::Unary { f: Unary::Scale(high - low), x: &out, out: &out })?;
-                device.run(&Kernel::Unary { f: Unary::Shift(low), x: &out, out: &out })?;
+                device.run(&Kernel::Unary { f: UnaryFn::Scale(high - low), x: &out, out: &out })?;
+                device.run(&Kernel::Unary { f: UnaryFn::Shift(low), x: &out, out: &out })?;
                 out
             }
         };

@@ -1,7 +1,7 @@
 //! Elements by their position: embedding, gather, scatter-add, flip, the largest; running folds.
 
 use crate::twins::{FLOATS, LIES, Lie, Twin, compare, compare_errors, cuda, numbers};
-use retape_core::kernel::{Scan, meeting};
+use retape_core::kernel::{ScanFn, meeting};
 use retape_core::{DType, Kernel, MemoryKind, Tensor};
 
 /// A workspace of `len` integers on `out`'s device.
@@ -290,7 +290,7 @@ fn running_folds() {
                 compare(&format!("scan of {shape:?} along {dim} {lie:?}"), dtype, 1024.0, &[&x, &g], |side| {
                     let [x, g] = [0, 1].map(|i| side.input(i));
                     let mut outputs = Vec::new();
-                    for f in [Scan::Sum, Scan::SumToEnd, Scan::Prod] {
+                    for f in [ScanFn::Sum, ScanFn::SumToEnd, ScanFn::Prod] {
                         let (out, own) = (side.out(shape), side.copy_of(0));
                         side.run(Kernel::Scan { f, x, dim, out: &out });
                         side.run(Kernel::Scan { f, x: &own, dim, out: &own });

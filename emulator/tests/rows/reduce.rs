@@ -1,14 +1,14 @@
 //! Reductions and their gradients.
 
 use crate::twins::{FLOATS, LIES, Lie, Twin, compare, numbers};
-use retape_core::kernel::Reduce;
+use retape_core::kernel::ReduceFn;
 use retape_core::{DType, Kernel};
 
-fn kinds() -> Vec<Reduce> {
-    let norms = [0.0, 1.0, 2.0, 3.0, 0.5, f64::INFINITY, f64::NEG_INFINITY].map(|ord| Reduce::Norm { ord });
-    let mut kinds = vec![Reduce::Sum, Reduce::Max, Reduce::Min, Reduce::Prod, Reduce::LogSumExp];
-    kinds.extend([0.0, 1.0].map(|correction| Reduce::Var { correction }));
-    kinds.push(Reduce::Std { correction: 1.0 });
+fn kinds() -> Vec<ReduceFn> {
+    let norms = [0.0, 1.0, 2.0, 3.0, 0.5, f64::INFINITY, f64::NEG_INFINITY].map(|ord| ReduceFn::Norm { ord });
+    let mut kinds = vec![ReduceFn::Sum, ReduceFn::Max, ReduceFn::Min, ReduceFn::Prod, ReduceFn::LogSumExp];
+    kinds.extend([0.0, 1.0].map(|correction| ReduceFn::Var { correction }));
+    kinds.push(ReduceFn::Std { correction: 1.0 });
     kinds.extend(norms);
     kinds
 }
@@ -17,7 +17,7 @@ fn reduced(shape: &[usize], dims: &[usize]) -> Vec<usize> {
     shape.iter().enumerate().map(|(d, &n)| if dims.contains(&d) { 1 } else { n }).collect()
 }
 
-fn check(f: Reduce, x: &Twin, dims: &[usize], dtype: DType) {
+fn check(f: ReduceFn, x: &Twin, dims: &[usize], dtype: DType) {
     let label = format!("{f:?} of {:?} over {dims:?}", x.shape());
     let kept = reduced(x.shape(), dims);
     compare(&label, dtype, 64.0, &[x], |side| {
@@ -58,7 +58,7 @@ fn shapes_with_edges() {
     ] {
         for dtype in [DType::F32, DType::BF16] {
             let x = Twin::random(Lie::Plain, shape, 2, dtype);
-            for f in [Reduce::Sum, Reduce::Max, Reduce::LogSumExp, Reduce::Norm { ord: 2.0 }] {
+            for f in [ReduceFn::Sum, ReduceFn::Max, ReduceFn::LogSumExp, ReduceFn::Norm { ord: 2.0 }] {
                 check(f, &x, dims, dtype);
             }
         }
@@ -73,7 +73,9 @@ fn groups_in_pieces() {
             [(&[2, 20_000][..], &[1][..]), (&[40_001], &[0]), (&[3000, 8], &[0]), (&[20, 1000, 3], &[0, 1])]
         {
             let x = Twin::random(Lie::Plain, shape, 3, dtype);
-            for f in [Reduce::Sum, Reduce::Max, Reduce::Norm { ord: 1.0 }, Reduce::Norm { ord: f64::NEG_INFINITY }] {
+            for f in
+                [ReduceFn::Sum, ReduceFn::Max, ReduceFn::Norm { ord: 1.0 }, ReduceFn::Norm { ord: f64::NEG_INFINITY }]
+            {
                 check(f, &x, dims, dtype);
             }
         }
@@ -101,7 +103,7 @@ fn the_workspace_is_counted() {
     let x = retape_core::Tensor::full(&device, &[1 << 20], DType::F32, 1.0).unwrap();
     let out = retape_core::Tensor::full(&device, &[1], DType::F32, 0.0).unwrap();
     for _ in 0..2 {
-        device.run(&Kernel::Reduce { f: Reduce::Sum, x: &x, out: &out }).unwrap();
+        device.run(&Kernel::Reduce { f: ReduceFn::Sum, x: &x, out: &out }).unwrap();
         assert_eq!(out.item().unwrap(), f64::from(1 << 20));
         let held = device.scratch_bytes();
         assert!(held > 0 && held <= 1 << 17, "{held}");
@@ -116,7 +118,7 @@ fn a_view_sums_as_its_copy() {
         let of = |lie| {
             let x = Twin::lying(lie, shape, &values, DType::F32).ours;
             let out = retape_core::Tensor::full(x.device(), &reduced(shape, dims), DType::F32, f64::NAN).unwrap();
-            x.device().run(&Kernel::Reduce { f: Reduce::Sum, x: &x, out: &out }).unwrap();
+            x.device().run(&Kernel::Reduce { f: ReduceFn::Sum, x: &x, out: &out }).unwrap();
             out.to_bytes().unwrap()
         };
         assert!(of(Lie::Plain) == of(Lie::Turned) && of(Lie::Plain) == of(Lie::Inside), "{shape:?}");
@@ -156,7 +158,7 @@ fn gradients() {
             let x = Twin::lying(lie, shape, &values, dtype);
             let kept = reduced(shape, dims);
             let g = Twin::random(Lie::Plain, &kept, 7, dtype);
-            for f in kinds().into_iter().filter(|&f| f != Reduce::Sum) {
+            for f in kinds().into_iter().filter(|&f| f != ReduceFn::Sum) {
                 let y = retape_core::Tensor::full(x.theirs.device(), &kept, DType::F64, f64::NAN).unwrap();
                 y.device().run(&Kernel::Reduce { f: f.in_grad(), x: &x.theirs, out: &y }).unwrap();
                 let y = Twin::of(&kept, &y.to_vec::<f64>().unwrap(), dtype);
@@ -191,7 +193,7 @@ fn gradients_with_infinite_elements() {
         let each = Twin::random(Lie::Plain, &[3, n], 10, dtype);
         for ord in [0.5, 1.0, 1.5, 2.0, 3.0, -1.0] {
             compare(&format!("norm {ord} of {n} with infinity"), dtype, 256.0, &[&x, &g], |side| {
-                let (f, x, g) = (Reduce::Norm { ord }, side.input(0), side.input(1));
+                let (f, x, g) = (ReduceFn::Norm { ord }, side.input(0), side.input(1));
                 let (norm, y, out) = (side.out(&[3, 1]), side.out(&[3, 1]), side.out(&[3, n]));
                 side.run(Kernel::Reduce { f, x, out: &norm });
                 side.run(Kernel::Reduce { f: f.in_grad(), x, out: &y });
@@ -202,8 +204,8 @@ fn gradients_with_infinite_elements() {
         compare(&format!("products of {n} with infinity"), dtype, 256.0, &[&x, &g, &each], |side| {
             let (x, y) = (side.input(0), side.out(&[3, 1]));
             let (whole, running) = (side.out(&[3, n]), side.out(&[3, n]));
-            side.run(Kernel::Reduce { f: Reduce::Prod, x, out: &y });
-            side.run(Kernel::ReduceGrad { f: Reduce::Prod, x, y: &y, g: side.input(1), out: &whole });
+            side.run(Kernel::Reduce { f: ReduceFn::Prod, x, out: &y });
+            side.run(Kernel::ReduceGrad { f: ReduceFn::Prod, x, y: &y, g: side.input(1), out: &whole });
             side.run(Kernel::CumprodGrad { x, g: side.input(2), dim: 1, out: &running });
             vec![whole, running]
         });

@@ -33,7 +33,7 @@ fn all() -> Vec<Wrong> {
     let spec = AttentionSpec { scale: 1.0, causal: false, window: None, dropout: 0.0, stream: STREAM };
     let far = Window { stride: [usize::MAX, 1], ..window };
     let none = Window { dilation: [0, 1], ..window };
-    let unary = Unary::Exp;
+    let unary = UnaryFn::Exp;
     vec![
         wrong("copy", move |d| d.run(&Kernel::Copy { x: &f(d, &[3]), out: &f(d, &[4]) })),
         wrong("copy to repeated elements", move |d| {
@@ -62,15 +62,15 @@ fn all() -> Vec<Wrong> {
             d.run(&Kernel::UnaryGrad { f: unary, saved: &f(d, &[4]), g: &f(d, &[5]), out: &f(d, &[5]) })
         }),
         wrong("binary", move |d| {
-            d.run(&Kernel::Binary { f: Binary::Add, a: &f(d, &[4]), b: &f(d, &[1]), out: &f(d, &[4]) })
+            d.run(&Kernel::Binary { f: BinaryFn::Add, a: &f(d, &[4]), b: &f(d, &[1]), out: &f(d, &[4]) })
         }),
         wrong("extremum_grad", move |d| {
             let (a, g) = (f(d, &[4]), f(d, &[3]));
-            d.run(&Kernel::ExtremumGrad { f: Binary::Maximum, a: &a, b: &a, g: &g, out: &f(d, &[4]) })
+            d.run(&Kernel::ExtremumGrad { f: BinaryFn::Maximum, a: &a, b: &a, g: &g, out: &f(d, &[4]) })
         }),
         wrong("ternary", move |d| {
             let (a, c) = (f(d, &[4]), f(d, &[4, 1]));
-            d.run(&Kernel::Ternary { f: Ternary::Lerp, a: &a, b: &a, c: &c, out: &f(d, &[4]) })
+            d.run(&Kernel::Ternary { f: TernaryFn::Lerp, a: &a, b: &a, c: &c, out: &f(d, &[4]) })
         }),
         wrong("clamp_grad", move |d| {
             let (x, low) = (f(d, &[4]), f(d, &[2]));
@@ -81,13 +81,13 @@ fn all() -> Vec<Wrong> {
             let (cond, a) = (full(d, &[4], DType::Bool), f(d, &[4]));
             d.run(&Kernel::Select { cond: &cond, a: &a, b: &full(d, &[4], DType::F64), out: &f(d, &[4]) })
         }),
-        wrong("reduce", move |d| d.run(&Kernel::Reduce { f: Reduce::Sum, x: &f(d, &[4, 3]), out: &f(d, &[2, 1]) })),
+        wrong("reduce", move |d| d.run(&Kernel::Reduce { f: ReduceFn::Sum, x: &f(d, &[4, 3]), out: &f(d, &[2, 1]) })),
         wrong("reduce to another rank", move |d| {
-            d.run(&Kernel::Reduce { f: Reduce::Sum, x: &f(d, &[4, 3]), out: &f(d, &[4]) })
+            d.run(&Kernel::Reduce { f: ReduceFn::Sum, x: &f(d, &[4, 3]), out: &f(d, &[4]) })
         }),
         wrong("reduce_grad", move |d| {
             let (x, y) = (f(d, &[4, 3]), f(d, &[4, 1]));
-            d.run(&Kernel::ReduceGrad { f: Reduce::Max, x: &x, y: &y, g: &f(d, &[1, 1]), out: &f(d, &[4, 3]) })
+            d.run(&Kernel::ReduceGrad { f: ReduceFn::Max, x: &x, y: &y, g: &f(d, &[1, 1]), out: &f(d, &[4, 3]) })
         }),
         wrong("max_index", move |d| {
             let (x, values) = (f(d, &[4, 3]), f(d, &[4, 1]));
@@ -101,7 +101,7 @@ fn all() -> Vec<Wrong> {
             let (g, out) = (f(d, &[4, 1]), f(d, &[4, 3]));
             d.run(&Kernel::MaxIndexGrad { indices: &ids(d, &[4, 1]), g: &g, dim: 2, out: &out })
         }),
-        wrong("scan", move |d| d.run(&Kernel::Scan { f: Scan::Sum, x: &f(d, &[4]), dim: 1, out: &f(d, &[4]) })),
+        wrong("scan", move |d| d.run(&Kernel::Scan { f: ScanFn::Sum, x: &f(d, &[4]), dim: 1, out: &f(d, &[4]) })),
         wrong("cumprod_grad", move |d| {
             d.run(&Kernel::CumprodGrad { x: &f(d, &[4]), g: &f(d, &[2]), dim: 0, out: &f(d, &[4]) })
         }),
@@ -182,11 +182,11 @@ fn all() -> Vec<Wrong> {
         }),
         wrong("loss", move |d| {
             let (x, target) = (f(d, &[4]), f(d, &[3]));
-            d.run(&Kernel::Loss { f: Loss::Squared, x: &x, target: &target, weight: None, out: &f(d, &[4]) })
+            d.run(&Kernel::Loss { f: LossFn::Squared, x: &x, target: &target, weight: None, out: &f(d, &[4]) })
         }),
         wrong("loss_grad by no weight", move |d| {
             let (x, weight) = (f(d, &[4]), None);
-            d.run(&Kernel::LossGrad { f: Loss::Squared, by: 2, x: &x, target: &x, weight, g: &x, out: &f(d, &[4]) })
+            d.run(&Kernel::LossGrad { f: LossFn::Squared, by: 2, x: &x, target: &x, weight, g: &x, out: &f(d, &[4]) })
         }),
         wrong("cross_entropy", move |d| {
             let (logits, target, loss) = (f(d, &[4, 3]), ids(d, &[3]), f(d, &[]));

@@ -2,7 +2,7 @@
 //! panic), and the tape goes on as if nothing had been there.
 
 use super::{Mark, cpu, leaf};
-use retape_core::kernel::{Binary, Unary};
+use retape_core::kernel::{BinaryFn, UnaryFn};
 use retape_core::ops::*;
 use retape_core::{DType, Device, Error, Kernel, MemoryKind, Result, Tape, TapeOptions, Tensor, Var, meta};
 use smallvec::{SmallVec, smallvec};
@@ -268,18 +268,18 @@ impl OpRule for Faulty {
             ForwardErrs => return Err(own_error()),
             ForwardErrsLater if again => return Err(own_error()),
             RunsOnAnotherShape => {
-                exec.run(Kernel::Binary { f: Binary::Add, a, b: &b.narrow(0, 0, 1)?, out: &out[0] })?;
+                exec.run(Kernel::Binary { f: BinaryFn::Add, a, b: &b.narrow(0, 0, 1)?, out: &out[0] })?;
             }
             RunsOnAnotherDType => {
                 exec.run(Kernel::Unary {
-                    f: Unary::Exp,
+                    f: UnaryFn::Exp,
                     x: &a.cast(DType::I32, MemoryKind::Workspace)?,
                     out: &out[0],
                 })?;
             }
             RunsOnAnotherDevice => {
                 let other = Tensor::full(&meta(), a.shape(), a.dtype(), 1.0)?;
-                exec.run(Kernel::Unary { f: Unary::Exp, x: &other, out: &out[0] })?;
+                exec.run(Kernel::Unary { f: UnaryFn::Exp, x: &other, out: &out[0] })?;
             }
             WritesItsInput => exec.run(Kernel::Fill { value: 7.0, out: a })?,
             WritesWhatItReads => {
@@ -296,8 +296,8 @@ impl OpRule for Faulty {
         if self.is(WritesItsOldOutput) && !again {
             *self.old_output.borrow_mut() = Some(out[1].clone());
         }
-        exec.run(Kernel::Binary { f: Binary::Mul, a, b, out: &out[0] })?;
-        exec.run(Kernel::Binary { f: Binary::Add, a, b, out: &out[1] })
+        exec.run(Kernel::Binary { f: BinaryFn::Mul, a, b, out: &out[0] })?;
+        exec.run(Kernel::Binary { f: BinaryFn::Add, a, b, out: &out[1] })
     }
     fn saves(&self, _: &[bool]) -> Saves {
         self.panics(SavesPanics);
@@ -343,7 +343,7 @@ impl OpRule for Faulty {
             TakesASlotTwice => drop(cx.saved(Slot::In(0))?),
             TakesAMissingSlot => drop(cx.saved(Slot::In(usize::MAX))?),
             RunsBackwardOnAnotherShape => {
-                exec.run(Kernel::Unary { f: Unary::Neg, x: &a, out: &exec.empty(&[1], a.dtype())? })?;
+                exec.run(Kernel::Unary { f: UnaryFn::Neg, x: &a, out: &exec.empty(&[1], a.dtype())? })?;
             }
             WritesWhatIsSaved => {
                 let _held = a.clone();
@@ -373,8 +373,8 @@ impl OpRule for Faulty {
             }
             if let Some(g0) = &g0 {
                 let term = exec.empty_like(spec)?;
-                exec.run(Kernel::Binary { f: Binary::Mul, a: g0, b: factor, out: &term })?;
-                exec.run(Kernel::Binary { f: Binary::Add, a: &sum, b: &term, out: &sum })?;
+                exec.run(Kernel::Binary { f: BinaryFn::Mul, a: g0, b: factor, out: &term })?;
+                exec.run(Kernel::Binary { f: BinaryFn::Add, a: &sum, b: &term, out: &sum })?;
             }
             cx.set(input, sum);
         }

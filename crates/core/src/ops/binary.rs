@@ -6,36 +6,36 @@
 //! db = g a^b ln a, 0 where a = 0 and b >= 0 (there y is constant in b).
 
 use super::*;
-use crate::kernel::{Ternary, Unary};
+use crate::kernel::{TernaryFn, UnaryFn};
 use crate::layout::broadcast_shapes;
 use crate::tape::Var;
 
 /// y = f(a, b), elementwise with broadcasting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BinaryOp(pub Binary);
+pub struct BinaryOp(pub BinaryFn);
 
 impl OpRule for BinaryOp {
     fn name(&self) -> &'static str {
         match self.0 {
-            Binary::Add => "add",
-            Binary::Sub => "sub",
-            Binary::Mul => "mul",
-            Binary::Div => "div",
-            Binary::Maximum => "maximum",
-            Binary::Minimum => "minimum",
-            Binary::Pow => "pow",
+            BinaryFn::Add => "add",
+            BinaryFn::Sub => "sub",
+            BinaryFn::Mul => "mul",
+            BinaryFn::Div => "div",
+            BinaryFn::Maximum => "maximum",
+            BinaryFn::Minimum => "minimum",
+            BinaryFn::Pow => "pow",
         }
     }
 
     fn formula(&self) -> &'static str {
         match self.0 {
-            Binary::Add => "a + b",
-            Binary::Sub => "a - b",
-            Binary::Mul => "a b",
-            Binary::Div => "a / b",
-            Binary::Maximum => "max(a, b)",
-            Binary::Minimum => "min(a, b)",
-            Binary::Pow => "a^b",
+            BinaryFn::Add => "a + b",
+            BinaryFn::Sub => "a - b",
+            BinaryFn::Mul => "a b",
+            BinaryFn::Div => "a / b",
+            BinaryFn::Maximum => "max(a, b)",
+            BinaryFn::Minimum => "min(a, b)",
+            BinaryFn::Pow => "a^b",
         }
     }
 
@@ -56,17 +56,17 @@ impl OpRule for BinaryOp {
 
     fn saves(&self, needs: &[bool]) -> Saves {
         match self.0 {
-            Binary::Add | Binary::Sub => saves([]),
-            Binary::Mul => factors(needs),
-            Binary::Div if !needs[1] => saves([Slot::In(1)]),
-            Binary::Div | Binary::Maximum | Binary::Minimum | Binary::Pow => saves([Slot::In(0), Slot::In(1)]),
+            BinaryFn::Add | BinaryFn::Sub => saves([]),
+            BinaryFn::Mul => factors(needs),
+            BinaryFn::Div if !needs[1] => saves([Slot::In(1)]),
+            BinaryFn::Div | BinaryFn::Maximum | BinaryFn::Minimum | BinaryFn::Pow => saves([Slot::In(0), Slot::In(1)]),
         }
     }
 
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
         let g = cx.grad0();
         match self.0 {
-            Binary::Add | Binary::Sub => {
+            BinaryFn::Add | BinaryFn::Sub => {
                 if cx.needs(0) {
                     let da = cx.exec(0).sum_to(g.clone(), &cx.input(0).shape)?;
                     cx.set(0, da);
@@ -74,33 +74,33 @@ impl OpRule for BinaryOp {
                 if cx.needs(1) {
                     let exec = cx.exec(1);
                     let mut db = exec.sum_to(g, &cx.input(1).shape)?;
-                    if self.0 == Binary::Sub {
+                    if self.0 == BinaryFn::Sub {
                         db = negate(&exec, db)?;
                     }
                     cx.set(1, db);
                 }
             }
-            Binary::Mul => {
+            BinaryFn::Mul => {
                 // The factor that is read for one gradient goes before the other is computed.
                 for (input, other) in [(1, 0), (0, 1)] {
                     if cx.needs(input) {
                         let exec = cx.exec(input);
                         let factor = cx.saved(Slot::In(other))?.expand(g.shape())?;
                         let product = exec.terms(&Spec::of(&g), cx.input(input))?;
-                        exec.run(Kernel::Binary { f: Binary::Mul, a: &g, b: &factor, out: &product })?;
+                        exec.run(Kernel::Binary { f: BinaryFn::Mul, a: &g, b: &factor, out: &product })?;
                         drop(factor);
                         let grad = exec.sum_terms(product, cx.input(input))?;
                         cx.set(input, grad);
                     }
                 }
             }
-            Binary::Div => {
+            BinaryFn::Div => {
                 let b = cx.saved(Slot::In(1))?.expand(g.shape())?;
                 if cx.needs(1) {
                     let exec = cx.exec(1);
                     let a = cx.saved(Slot::In(0))?.expand(g.shape())?;
                     let out = exec.terms(&Spec::of(&g), cx.input(1))?;
-                    exec.run(Kernel::Ternary { f: Ternary::DivGradDivisor, a: &a, b: &b, c: &g, out: &out })?;
+                    exec.run(Kernel::Ternary { f: TernaryFn::DivGradDivisor, a: &a, b: &b, c: &g, out: &out })?;
                     drop(a);
                     let db = exec.sum_terms(out, cx.input(1))?;
                     cx.set(1, db);
@@ -108,12 +108,12 @@ impl OpRule for BinaryOp {
                 if cx.needs(0) {
                     let exec = cx.exec(0);
                     let out = exec.terms(&Spec::of(&g), cx.input(0))?;
-                    exec.run(Kernel::Binary { f: Binary::Div, a: &g, b: &b, out: &out })?;
+                    exec.run(Kernel::Binary { f: BinaryFn::Div, a: &g, b: &b, out: &out })?;
                     let da = exec.sum_terms(out, cx.input(0))?;
                     cx.set(0, da);
                 }
             }
-            Binary::Maximum | Binary::Minimum => {
+            BinaryFn::Maximum | BinaryFn::Minimum => {
                 let a = cx.saved(Slot::In(0))?.expand(g.shape())?;
                 let b = cx.saved(Slot::In(1))?.expand(g.shape())?;
                 for (input, own, other) in [(0, &a, &b), (1, &b, &a)] {
@@ -126,10 +126,10 @@ impl OpRule for BinaryOp {
                     }
                 }
             }
-            Binary::Pow => {
+            BinaryFn::Pow => {
                 let a = cx.saved(Slot::In(0))?.expand(g.shape())?;
                 let b = cx.saved(Slot::In(1))?.expand(g.shape())?;
-                for (input, f) in [(0, Ternary::PowGradBase), (1, Ternary::PowGradExponent)] {
+                for (input, f) in [(0, TernaryFn::PowGradBase), (1, TernaryFn::PowGradExponent)] {
                     if cx.needs(input) {
                         let exec = cx.exec(input);
                         let out = exec.terms(&Spec::of(&g), cx.input(input))?;
@@ -150,7 +150,7 @@ impl OpRule for BinaryOp {
     fn samples() -> Vec<Sample> {
         use SampleMemory::*;
         let mut samples = Vec::new();
-        for f in [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Maximum, Binary::Minimum] {
+        for f in [BinaryFn::Add, BinaryFn::Sub, BinaryFn::Mul, BinaryFn::Div, BinaryFn::Maximum, BinaryFn::Minimum] {
             let a = |shape: &[usize]| SampleInput::random(11, shape);
             // Away from 0, so that quotients stay tame; never equal to a value of `a`.
             let b = |shape: &[usize]| SampleInput::new(shape, SampleValues::Between { seed: 12, low: 0.4, high: 2.0 });
@@ -177,7 +177,7 @@ impl OpRule for BinaryOp {
         }
         let positive =
             |seed, shape: &[usize]| SampleInput::new(shape, SampleValues::Between { seed, low: 0.4, high: 2.0 });
-        let pow = |name, x, y| Sample::smooth(name, BinaryOp(Binary::Pow), [x, y]);
+        let pow = |name, x, y| Sample::smooth(name, BinaryOp(BinaryFn::Pow), [x, y]);
         samples.extend([
             pow("ordinary", positive(1, &[3, 5]), SampleInput::random(2, &[3, 5])),
             pow("rank 0", positive(3, &[]), SampleInput::random(4, &[])),
@@ -187,10 +187,10 @@ impl OpRule for BinaryOp {
         ]);
         let inputs =
             [[-2.0, -2.0, 0.0, 0.0, 0.0, 3.0], [3.0, 0.0, 0.0, 1.0, 2.5, 0.0]].map(|v| SampleInput::floats(&[6], &v));
-        samples.push(Sample::kink("zero and negative bases", BinaryOp(Binary::Pow), inputs));
+        samples.push(Sample::kink("zero and negative bases", BinaryOp(BinaryFn::Pow), inputs));
         let inputs = [[1e-4, 30.0, 250.0, 6e4], [2.0, -2.0, 1.5, -0.25]].map(|v| SampleInput::floats(&[4], &v));
-        samples.push(Sample::kink("far out", BinaryOp(Binary::Pow), inputs));
-        for f in [Binary::Maximum, Binary::Minimum] {
+        samples.push(Sample::kink("far out", BinaryOp(BinaryFn::Pow), inputs));
+        for f in [BinaryFn::Maximum, BinaryFn::Minimum] {
             let (x, y) = ([1.0, 2.0, 2.0, -1.0], [1.0, 2.0, 3.0, -2.0]);
             let inputs = [SampleInput::floats(&[4], &x), SampleInput::floats(&[4], &y)];
             samples.push(Sample::kink("ties", BinaryOp(f), inputs));
@@ -227,7 +227,7 @@ pub(crate) fn promoted(operands: SmallVec<[Var; 3]>) -> Result<SmallVec<[Var; 3]
 
 fn negate(exec: &Exec<'_>, x: Tensor) -> Result<Tensor> {
     let out = exec.replace(&x)?;
-    exec.run(Kernel::Unary { f: Unary::Neg, x: &x, out: &out })?;
+    exec.run(Kernel::Unary { f: UnaryFn::Neg, x: &x, out: &out })?;
     Ok(out)
 }
 
@@ -237,7 +237,7 @@ macro_rules! methods {
             $($(#[$doc])*
             #[allow(clippy::should_implement_trait)] // the traits are there too, in tape/operators.rs
             pub fn $name(self, other: impl Into<Var>) -> Result<Var> {
-                self.apply(BinaryOp(Binary::$f), [other.into()])
+                self.apply(BinaryOp(BinaryFn::$f), [other.into()])
             })*
         }
     };

@@ -50,7 +50,7 @@ impl OpRule for ClampBetween {
         let out = &outputs[0];
         let mut x = inputs[0].expand(out.shape())?;
         for (role, bound) in self.roles().iter().zip(inputs).skip(1) {
-            let f = if *role == ClampInput::Low { Binary::Maximum } else { Binary::Minimum };
+            let f = if *role == ClampInput::Low { BinaryFn::Maximum } else { BinaryFn::Minimum };
             exec.run(Kernel::Binary { f, a: &x, b: &bound.expand(out.shape())?, out })?;
             x = out.clone();
         }

@@ -1,7 +1,7 @@
 //! Where ops run their kernels.
 
 use super::Spec;
-use crate::kernel::{Binary, Reduce};
+use crate::kernel::{BinaryFn, ReduceFn};
 use crate::layout::Shape;
 use crate::{DType, Device, Kernel, MemoryKind, Result, Tensor};
 use std::cell::Cell;
@@ -149,7 +149,7 @@ impl<'a> Exec<'a> {
         let lead = g.rank() - shape.len();
         let kept: Shape = (0..g.rank()).map(|d| if d < lead { 1 } else { shape[d - lead] }).collect();
         let out = self.empty(&kept, dtype)?;
-        self.run(Kernel::Reduce { f: Reduce::Sum, x: &g, out: &out })?;
+        self.run(Kernel::Reduce { f: ReduceFn::Sum, x: &g, out: &out })?;
         self.reshape(out, shape)
     }
 
@@ -158,19 +158,19 @@ impl<'a> Exec<'a> {
         // Addition commutes bit for bit, so which buffer is reused doesn't show in the numbers.
         let (first, second) = if !a.is_sole_owner() && b.is_sole_owner() { (b, a) } else { (a, b) };
         let out = self.replace(&first)?;
-        self.run(Kernel::Binary { f: Binary::Add, a: &first, b: &second, out: &out })?;
+        self.run(Kernel::Binary { f: BinaryFn::Add, a: &first, b: &second, out: &out })?;
         Ok(out)
     }
 
     /// part += g, where `part` is a view with distinct elements of a tensor that is not g's.
     pub fn add_to(&self, part: &Tensor, g: &Tensor) -> Result<()> {
         if part.is_contiguous() {
-            return self.run(Kernel::Binary { f: Binary::Add, a: part, b: g, out: part });
+            return self.run(Kernel::Binary { f: BinaryFn::Add, a: part, b: g, out: part });
         }
         // Kernels write contiguous results, but for copies.
         let in_place = g.is_sole_owner() && g.dtype() == part.dtype();
         let sum = if in_place { g.clone() } else { self.workspace(part.shape(), part.dtype())? };
-        self.run(Kernel::Binary { f: Binary::Add, a: g, b: part, out: &sum })?;
+        self.run(Kernel::Binary { f: BinaryFn::Add, a: g, b: part, out: &sum })?;
         self.run(Kernel::Copy { x: &sum, out: part })
     }
 }

@@ -10,7 +10,7 @@
 //! index that repeats (stride 0) in the other dimensions.
 
 use super::*;
-use crate::kernel::Unary;
+use crate::kernel::UnaryFn;
 use crate::layout::broadcast_shapes;
 use crate::tape::Var;
 
@@ -194,7 +194,7 @@ impl OpRule for ScatterAdd {
             let part = if all { exec.empty_like(cx.input(2))? } else { exec.workspace(&reached, g.dtype())? };
             gather_at(&exec, &g, (self.dim, false), &index, &part)?;
             if self.alpha != 1.0 {
-                exec.run(Kernel::Unary { f: Unary::Scale(self.alpha), x: &part, out: &part })?;
+                exec.run(Kernel::Unary { f: UnaryFn::Scale(self.alpha), x: &part, out: &part })?;
             }
             if all {
                 cx.set(2, part);

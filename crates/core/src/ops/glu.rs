@@ -2,7 +2,7 @@
 //! function. da = g s(b), db = g a s(b) (1 - s(b)). s(b) is computed again instead of saved: x alone is read.
 
 use super::*;
-use crate::kernel::Unary;
+use crate::kernel::UnaryFn;
 use crate::tape::Var;
 
 /// The first half of a dimension, gated by the second.
@@ -21,7 +21,7 @@ impl Glu {
 
 /// out = a s(b), in one kernel: s is the derivative of softplus.
 fn gated(exec: &Exec<'_>, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
-    let f = Unary::Softplus { beta: 1.0, threshold: f64::INFINITY };
+    let f = UnaryFn::Softplus { beta: 1.0, threshold: f64::INFINITY };
     exec.run(Kernel::UnaryGrad { f, saved: b, g: a, out })
 }
 
@@ -63,9 +63,9 @@ impl OpRule for Glu {
         let part = exec.workspace(g.shape(), g.dtype().computed_in())?;
         gated(&exec, &g, &b, &part)?;
         exec.run(Kernel::Copy { x: &part, out: &da })?;
-        exec.run(Kernel::Unary { f: Unary::Sigmoid, x: &b, out: &gate })?;
-        exec.run(Kernel::Binary { f: Binary::Mul, a: &g, b: &a, out: &part })?;
-        exec.run(Kernel::UnaryGrad { f: Unary::Sigmoid, saved: &gate, g: &part, out: &part })?;
+        exec.run(Kernel::Unary { f: UnaryFn::Sigmoid, x: &b, out: &gate })?;
+        exec.run(Kernel::Binary { f: BinaryFn::Mul, a: &g, b: &a, out: &part })?;
+        exec.run(Kernel::UnaryGrad { f: UnaryFn::Sigmoid, saved: &gate, g: &part, out: &part })?;
         exec.run(Kernel::Copy { x: &part, out: &db })?;
         cx.set(0, out);
         Ok(())

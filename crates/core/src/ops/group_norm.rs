@@ -93,7 +93,7 @@ impl OpRule for GroupNorm {
                 mean: Some(&mean),
                 rstd: &rstd,
             })?;
-            for (flag, input, f) in [(self.weight, 1, Binary::Mul), (self.bias, self.bias_input(), Binary::Add)] {
+            for (flag, input, f) in [(self.weight, 1, BinaryFn::Mul), (self.bias, self.bias_input(), BinaryFn::Add)] {
                 if flag {
                     let parameter = self.per_channel(&inputs[input], y.shape())?;
                     exec.run(Kernel::Binary { f, a: &sum, b: &parameter, out: &sum })?;
@@ -159,7 +159,7 @@ impl OpRule for GroupNorm {
                 let (x, mut e, out, mean, rstd) = (of(&x)?, of(&g)?, of(&out)?, of(&mean)?, of(&rstd)?);
                 if let Some(weight) = &weight {
                     let (weight, product) = (self.per_channel(weight, e.shape())?, exec.assemble(&out)?);
-                    exec.run(Kernel::Binary { f: Binary::Mul, a: &e, b: &weight, out: &product })?;
+                    exec.run(Kernel::Binary { f: BinaryFn::Mul, a: &e, b: &weight, out: &product })?;
                     e = product;
                 }
                 exec.run(Kernel::LayerNormGrad {

@@ -6,7 +6,7 @@
 //! unreduced loss lives only until it is reduced.
 
 use super::*;
-use crate::kernel::{Loss, LossReduction};
+use crate::kernel::{LossFn, LossReduction};
 use crate::layout::broadcast_shapes;
 use crate::tape::Var;
 
@@ -15,7 +15,7 @@ use crate::tape::Var;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossOp {
     /// Which loss.
-    pub f: Loss,
+    pub f: LossFn,
     /// Whether there is a weight of the positives.
     pub weight: bool,
 }
@@ -23,31 +23,31 @@ pub struct LossOp {
 impl OpRule for LossOp {
     fn name(&self) -> &'static str {
         match self.f {
-            Loss::Squared => "mse_loss",
-            Loss::Absolute => "l1_loss",
-            Loss::SmoothL1(_) => "smooth_l1_loss",
-            Loss::Huber(_) => "huber_loss",
-            Loss::KlDivergence | Loss::KlDivergenceLog => "kl_div",
-            Loss::BinaryLogits => "binary_cross_entropy_with_logits",
+            LossFn::Squared => "mse_loss",
+            LossFn::Absolute => "l1_loss",
+            LossFn::SmoothL1(_) => "smooth_l1_loss",
+            LossFn::Huber(_) => "huber_loss",
+            LossFn::KlDivergence | LossFn::KlDivergenceLog => "kl_div",
+            LossFn::BinaryLogits => "binary_cross_entropy_with_logits",
         }
     }
 
     fn formula(&self) -> &'static str {
         match self.f {
-            Loss::Squared => "(x - t)^2",
-            Loss::Absolute => "|x - t|",
-            Loss::SmoothL1(_) => "d^2 / (2 beta) where |d| < beta, else |d| - beta / 2; d = x - t",
-            Loss::Huber(_) => "d^2 / 2 where |d| <= delta, else delta (|d| - delta / 2); d = x - t",
-            Loss::KlDivergence => "t (ln t - x)",
-            Loss::KlDivergenceLog => "e^t (t - x)",
-            Loss::BinaryLogits => "max(x, 0) - x t + ln(1 + e^-|x|)",
+            LossFn::Squared => "(x - t)^2",
+            LossFn::Absolute => "|x - t|",
+            LossFn::SmoothL1(_) => "d^2 / (2 beta) where |d| < beta, else |d| - beta / 2; d = x - t",
+            LossFn::Huber(_) => "d^2 / 2 where |d| <= delta, else delta (|d| - delta / 2); d = x - t",
+            LossFn::KlDivergence => "t (ln t - x)",
+            LossFn::KlDivergenceLog => "e^t (t - x)",
+            LossFn::BinaryLogits => "max(x, 0) - x t + ln(1 + e^-|x|)",
         }
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(2 + self.weight as usize, inputs)?;
         let dtype = one_float_dtype(inputs)?;
-        if let Loss::SmoothL1(width) | Loss::Huber(width) = self.f
+        if let LossFn::SmoothL1(width) | LossFn::Huber(width) = self.f
             && (width.is_nan() || width <= 0.0 || rounds_to_zero(width, dtype))
         {
             let computed = dtype.computed_in();
@@ -74,14 +74,14 @@ impl OpRule for LossOp {
     fn saves(&self, needs: &[bool]) -> Saves {
         match self.f {
             // By a log-probability x, neither divergence reads x.
-            Loss::KlDivergence | Loss::KlDivergenceLog if !needs[1] => saves([Slot::In(1)]),
+            LossFn::KlDivergence | LossFn::KlDivergenceLog if !needs[1] => saves([Slot::In(1)]),
             _ => saves((0..2 + self.weight as usize).map(Slot::In)),
         }
     }
 
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
         let g = cx.grad0();
-        let divergence = matches!(self.f, Loss::KlDivergence | Loss::KlDivergenceLog);
+        let divergence = matches!(self.f, LossFn::KlDivergence | LossFn::KlDivergenceLog);
         let reads = |cx: &mut Backward<'_>, slot| cx.saved(slot)?.expand(g.shape());
         let target = reads(cx, Slot::In(1))?;
         let x = if divergence && !cx.needs(1) { target.clone() } else { reads(cx, Slot::In(0))? };
@@ -107,13 +107,13 @@ impl OpRule for LossOp {
         use SampleMemory::*;
         let mut samples = Vec::new();
         for f in [
-            Loss::Squared,
-            Loss::Absolute,
-            Loss::SmoothL1(0.5),
-            Loss::Huber(0.5),
-            Loss::KlDivergence,
-            Loss::KlDivergenceLog,
-            Loss::BinaryLogits,
+            LossFn::Squared,
+            LossFn::Absolute,
+            LossFn::SmoothL1(0.5),
+            LossFn::Huber(0.5),
+            LossFn::KlDivergence,
+            LossFn::KlDivergenceLog,
+            LossFn::BinaryLogits,
         ] {
             // x - t lies in (0.1, 0.45) or (0.55, 1.9), away from 0 and from the width.
             let x =
@@ -135,7 +135,7 @@ impl OpRule for LossOp {
                 s("expanded", x(15, &[4, 6]).lying(Expanded), far(16, &[4, 6])),
                 s("zero-sized", x(17, &[2, 0, 3]), near(18, &[2, 0, 3])),
             ]);
-            if f == Loss::BinaryLogits {
+            if f == LossFn::BinaryLogits {
                 let op = LossOp { f, weight: true };
                 samples.extend([
                     Sample::smooth("weighted", op, [x(1, &[3, 5]), near(2, &[3, 5]), far(3, &[5])]),
@@ -148,9 +148,9 @@ impl OpRule for LossOp {
                 let targets = SampleInput::floats(&[8], &[0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0]);
                 samples.push(Sample::kink("sure", LossOp { f, weight: false }, [sure.clone(), targets.clone()]));
                 samples.push(Sample::kink("sure, weighted", op, [sure, targets, far(8, &[8])]));
-            } else if matches!(f, Loss::KlDivergence | Loss::KlDivergenceLog) {
+            } else if matches!(f, LossFn::KlDivergence | LossFn::KlDivergenceLog) {
                 let masked = SampleInput::floats(&[4], &[-0.5, f64::NEG_INFINITY, -1e4, -0.25]);
-                let none = if f == Loss::KlDivergence { 0.0 } else { f64::NEG_INFINITY };
+                let none = if f == LossFn::KlDivergence { 0.0 } else { f64::NEG_INFINITY };
                 let target = SampleInput::floats(&[4], &[0.5, none, 0.25, none]);
                 samples.push(Sample::kink("masked", op, [masked, target]));
             } else {
@@ -163,7 +163,7 @@ impl OpRule for LossOp {
 }
 
 impl Var {
-    fn loss(self, f: Loss, target: impl Into<Var>, reduction: LossReduction) -> Result<Var> {
+    fn loss(self, f: LossFn, target: impl Into<Var>, reduction: LossReduction) -> Result<Var> {
         self.apply(LossOp { f, weight: false }, [target.into()])?.reduced(reduction)
     }
 
@@ -177,29 +177,29 @@ impl Var {
 
     /// Squared error. Backward reads prediction and target, as for all elementwise losses.
     pub fn mse_loss(self, target: impl Into<Var>, reduction: LossReduction) -> Result<Var> {
-        self.loss(Loss::Squared, target, reduction)
+        self.loss(LossFn::Squared, target, reduction)
     }
 
     /// Absolute error; the gradient at 0 is 0.
     pub fn l1_loss(self, target: impl Into<Var>, reduction: LossReduction) -> Result<Var> {
-        self.loss(Loss::Absolute, target, reduction)
+        self.loss(LossFn::Absolute, target, reduction)
     }
 
     /// Squared error / (2 beta) where the absolute error is below beta, else absolute error - beta/2; with beta 0 the
     /// absolute error.
     pub fn smooth_l1_loss(self, target: impl Into<Var>, beta: f64, reduction: LossReduction) -> Result<Var> {
-        self.loss(if beta == 0.0 { Loss::Absolute } else { Loss::SmoothL1(beta) }, target, reduction)
+        self.loss(if beta == 0.0 { LossFn::Absolute } else { LossFn::SmoothL1(beta) }, target, reduction)
     }
 
     /// Half the squared error up to delta, beyond it delta (absolute error - delta/2).
     pub fn huber_loss(self, target: impl Into<Var>, delta: f64, reduction: LossReduction) -> Result<Var> {
-        self.loss(Loss::Huber(delta), target, reduction)
+        self.loss(LossFn::Huber(delta), target, reduction)
     }
 
     /// Kullback-Leibler divergence of log-probabilities (`self`) from probabilities, or from log-probabilities with
     /// `log_target`. Reads only the target where it needs no gradient. PyTorch's `batchmean` is [`Var::kl_div_batchmean`].
     pub fn kl_div(self, target: impl Into<Var>, log_target: bool, reduction: LossReduction) -> Result<Var> {
-        self.loss(if log_target { Loss::KlDivergenceLog } else { Loss::KlDivergence }, target, reduction)
+        self.loss(if log_target { LossFn::KlDivergenceLog } else { LossFn::KlDivergence }, target, reduction)
     }
 
     /// The sum of the divergence divided by the size of dimension 0: the mean over a batch.
@@ -219,7 +219,7 @@ impl Var {
         pos_weight: Option<Var>,
         reduction: LossReduction,
     ) -> Result<Var> {
-        let op = LossOp { f: Loss::BinaryLogits, weight: pos_weight.is_some() };
+        let op = LossOp { f: LossFn::BinaryLogits, weight: pos_weight.is_some() };
         let loss = self.apply(op, std::iter::once(target.into()).chain(pos_weight))?;
         let loss = match weight {
             Some(weight) => loss.mul(weight)?,

@@ -6,7 +6,7 @@
 //! y = beta c + alpha a b: dc = beta g (summed over what c was repeated in), da and db as of a product, times alpha.
 
 use super::*;
-use crate::kernel::Unary;
+use crate::kernel::UnaryFn;
 use crate::layout::broadcast_shapes;
 use crate::tape::Var;
 
@@ -166,7 +166,7 @@ impl OpRule for AddMatmul {
             return exec.run(Kernel::Matmul { a, b, alpha: self.alpha, accumulate: false, out });
         }
         let sum = exec.assemble(out)?;
-        exec.run(Kernel::Unary { f: Unary::Scale(self.beta), x: &c.expand(out.shape())?, out: &sum })?;
+        exec.run(Kernel::Unary { f: UnaryFn::Scale(self.beta), x: &c.expand(out.shape())?, out: &sum })?;
         exec.run(Kernel::Matmul { a, b, alpha: self.alpha, accumulate: true, out: &sum })?;
         exec.put(&sum, out)
     }
@@ -181,7 +181,7 @@ impl OpRule for AddMatmul {
             let exec = cx.exec(0);
             let sum = exec.sum_to(g.clone(), &cx.input(0).shape)?;
             let out = exec.replace(&sum)?;
-            exec.run(Kernel::Unary { f: Unary::Scale(self.beta), x: &sum, out: &out })?;
+            exec.run(Kernel::Unary { f: UnaryFn::Scale(self.beta), x: &sum, out: &out })?;
             cx.set(0, out);
         }
         product_backward(cx, g, 1, self.alpha)

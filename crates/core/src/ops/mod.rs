@@ -4,7 +4,7 @@ mod backward;
 mod exec;
 mod sample;
 
-use crate::kernel::{Binary, Reduce};
+use crate::kernel::{BinaryFn, ReduceFn};
 use crate::layout::Shape;
 use crate::{DType, Kernel, MemoryKind, Result, Tensor};
 pub(crate) use backward::PassSource;

@@ -1,13 +1,13 @@
 //! Reductions over dimensions. Each function and its derivative stand beside its name in [`Reduce`].
 //!
 //! sum: dx = g repeated. mean = sum / n: dx = g/n repeated. All others read x, and find again what else they need (see
-//! [`Reduce::in_grad`]) instead of saving it too. amax, amin: g goes to the largest; among equals it is split evenly,
+//! [`ReduceFn::in_grad`]) instead of saving it too. amax, amin: g goes to the largest; among equals it is split evenly,
 //! so that the gradient's sum is preserved. Which one is the largest is a matter of exact bits, so they (and the norms
 //! inf and -inf) read x exactly: int8 is refused. var: with m the mean, d sum (x_j - m)^2 / dx_i = 2 (x_i - m), as sum
 //! (x_j - m) = 0.
 
 use super::*;
-use crate::kernel::Unary;
+use crate::kernel::UnaryFn;
 use crate::layout::dimension;
 use crate::tape::Var;
 
@@ -17,27 +17,27 @@ pub enum Reduction {
     /// The mean; NaN of nothing.
     Mean,
     /// One of the kernels'.
-    Of(Reduce),
+    Of(ReduceFn),
 }
 
 impl Reduction {
     fn name(self) -> &'static str {
         match self {
             Reduction::Mean => "mean",
-            Reduction::Of(Reduce::Sum) => "sum",
-            Reduction::Of(Reduce::Max) => "amax",
-            Reduction::Of(Reduce::Min) => "amin",
-            Reduction::Of(Reduce::Prod) => "prod",
-            Reduction::Of(Reduce::LogSumExp) => "logsumexp",
-            Reduction::Of(Reduce::Var { .. }) => "var",
-            Reduction::Of(Reduce::Std { .. }) => "std",
-            Reduction::Of(Reduce::Norm { .. }) => "vector_norm",
+            Reduction::Of(ReduceFn::Sum) => "sum",
+            Reduction::Of(ReduceFn::Max) => "amax",
+            Reduction::Of(ReduceFn::Min) => "amin",
+            Reduction::Of(ReduceFn::Prod) => "prod",
+            Reduction::Of(ReduceFn::LogSumExp) => "logsumexp",
+            Reduction::Of(ReduceFn::Var { .. }) => "var",
+            Reduction::Of(ReduceFn::Std { .. }) => "std",
+            Reduction::Of(ReduceFn::Norm { .. }) => "vector_norm",
         }
     }
 
-    fn kernel(self) -> Reduce {
+    fn kernel(self) -> ReduceFn {
         match self {
-            Reduction::Mean => Reduce::Sum,
+            Reduction::Mean => ReduceFn::Sum,
             Reduction::Of(f) => f,
         }
     }
@@ -45,16 +45,16 @@ impl Reduction {
     /// Has no value for no elements.
     fn needs_elements(self) -> bool {
         match self.kernel() {
-            Reduce::Max | Reduce::Min => true,
-            Reduce::Norm { ord } => ord < 0.0 || ord == f64::INFINITY,
+            ReduceFn::Max | ReduceFn::Min => true,
+            ReduceFn::Norm { ord } => ord < 0.0 || ord == f64::INFINITY,
             _ => false,
         }
     }
 
     /// Where equal bits decide who gets the gradient.
     fn compares(self) -> bool {
-        matches!(self.kernel(), Reduce::Max | Reduce::Min)
-            || matches!(self.kernel(), Reduce::Norm { ord } if ord.is_infinite())
+        matches!(self.kernel(), ReduceFn::Max | ReduceFn::Min)
+            || matches!(self.kernel(), ReduceFn::Norm { ord } if ord.is_infinite())
     }
 }
 
@@ -87,14 +87,14 @@ impl OpRule for ReduceOp {
     fn formula(&self) -> &'static str {
         match self.f {
             Reduction::Mean => "sum(x) / n",
-            Reduction::Of(Reduce::Sum) => "sum(x)",
-            Reduction::Of(Reduce::Max) => "max(x)",
-            Reduction::Of(Reduce::Min) => "min(x)",
-            Reduction::Of(Reduce::Prod) => "product of x",
-            Reduction::Of(Reduce::LogSumExp) => "ln sum(e^x)",
-            Reduction::Of(Reduce::Var { .. }) => "sum((x - mean)^2) / (n - correction)",
-            Reduction::Of(Reduce::Std { .. }) => "sqrt(var)",
-            Reduction::Of(Reduce::Norm { .. }) => "sum(|x|^ord)^(1 / ord)",
+            Reduction::Of(ReduceFn::Sum) => "sum(x)",
+            Reduction::Of(ReduceFn::Max) => "max(x)",
+            Reduction::Of(ReduceFn::Min) => "min(x)",
+            Reduction::Of(ReduceFn::Prod) => "product of x",
+            Reduction::Of(ReduceFn::LogSumExp) => "ln sum(e^x)",
+            Reduction::Of(ReduceFn::Var { .. }) => "sum((x - mean)^2) / (n - correction)",
+            Reduction::Of(ReduceFn::Std { .. }) => "sqrt(var)",
+            Reduction::Of(ReduceFn::Norm { .. }) => "sum(|x|^ord)^(1 / ord)",
         }
     }
 
@@ -114,7 +114,7 @@ impl OpRule for ReduceOp {
                 self.f.name()
             ));
         }
-        if matches!(self.f.kernel(), Reduce::Norm { ord } if ord.is_nan()) {
+        if matches!(self.f.kernel(), ReduceFn::Norm { ord } if ord.is_nan()) {
             return Err("the norm's order is NaN; give a number or an infinity".into());
         }
         let kept = self.kept(x);
@@ -129,14 +129,14 @@ impl OpRule for ReduceOp {
         if self.f != Reduction::Mean {
             return exec.run(Kernel::Reduce { f: self.f.kernel(), x, out: &out });
         }
-        let (sum, f) = (exec.assemble(&out)?, Unary::Scale(1.0 / self.count(x.shape()) as f64));
-        exec.run(Kernel::Reduce { f: Reduce::Sum, x, out: &sum })?;
+        let (sum, f) = (exec.assemble(&out)?, UnaryFn::Scale(1.0 / self.count(x.shape()) as f64));
+        exec.run(Kernel::Reduce { f: ReduceFn::Sum, x, out: &sum })?;
         exec.run(Kernel::Unary { f, x: &sum, out: &out })
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
         match self.f.kernel() {
-            Reduce::Sum => saves([]),
+            ReduceFn::Sum => saves([]),
             _ => smallvec![Save { slot: Slot::In(0), exact: self.f.compares() }],
         }
     }
@@ -146,11 +146,11 @@ impl OpRule for ReduceOp {
         let kept = self.kept(shape);
         let mut g = exec.reshape(cx.grad0(), &kept)?;
         let grad = match self.f {
-            Reduction::Of(Reduce::Sum) => g.expand(shape)?,
+            Reduction::Of(ReduceFn::Sum) => g.expand(shape)?,
             Reduction::Mean => {
                 // Scaled before it is repeated, while it is small.
                 let out = exec.replace(&g)?;
-                let f = Unary::Scale(1.0 / self.count(shape) as f64);
+                let f = UnaryFn::Scale(1.0 / self.count(shape) as f64);
                 exec.run(Kernel::Unary { f, x: &g, out: &out })?;
                 g = out;
                 g.expand(shape)?
@@ -177,22 +177,22 @@ impl OpRule for ReduceOp {
         let op = |f, dims: &[usize], keepdim| ReduceOp { f, dims: dims.into(), keepdim };
         let x = SampleInput::random;
         let mut samples = Vec::new();
-        let norm = |ord| Reduction::Of(Reduce::Norm { ord });
+        let norm = |ord| Reduction::Of(ReduceFn::Norm { ord });
         for f in [
             Reduction::Mean,
-            Reduction::Of(Reduce::Sum),
-            Reduction::Of(Reduce::Max),
-            Reduction::Of(Reduce::Min),
-            Reduction::Of(Reduce::Prod),
-            Reduction::Of(Reduce::LogSumExp),
-            Reduction::Of(Reduce::Var { correction: 0.5 }),
-            Reduction::Of(Reduce::Std { correction: 0.0 }),
+            Reduction::Of(ReduceFn::Sum),
+            Reduction::Of(ReduceFn::Max),
+            Reduction::Of(ReduceFn::Min),
+            Reduction::Of(ReduceFn::Prod),
+            Reduction::Of(ReduceFn::LogSumExp),
+            Reduction::Of(ReduceFn::Var { correction: 0.5 }),
+            Reduction::Of(ReduceFn::Std { correction: 0.0 }),
             norm(2.0),
             norm(3.5),
             norm(f64::INFINITY),
         ] {
             // The deviation and magnitude of one element have a kink at 0, and their groups must be of two and more.
-            let single = matches!(f.kernel(), Reduce::Var { .. } | Reduce::Std { .. });
+            let single = matches!(f.kernel(), ReduceFn::Var { .. } | ReduceFn::Std { .. });
             let s = |name, dims: &[usize], keep, input| Sample::smooth(name, op(f, dims, keep), [input]);
             samples.extend([
                 s("last", &[1], false, x(1, &[3, 5])),
@@ -212,7 +212,7 @@ impl OpRule for ReduceOp {
                 samples.push(Sample::kink("nothing to reduce", op(f, &[1], false), [x(1, &[3, 0])]));
             }
             let expanded = op(f, &[0], false);
-            samples.push(if f.compares() || matches!(f.kernel(), Reduce::Std { .. }) {
+            samples.push(if f.compares() || matches!(f.kernel(), ReduceFn::Std { .. }) {
                 Sample::kink("expanded", expanded, [x(2, &[3, 4]).lying(Expanded)])
             } else {
                 Sample::smooth("expanded", expanded, [x(2, &[3, 4]).lying(Expanded)])
@@ -221,17 +221,17 @@ impl OpRule for ReduceOp {
         let positive = SampleInput::new(&[3, 5], SampleValues::Between { seed: 12, low: 0.4, high: 2.0 });
         samples.push(Sample::smooth("negative order", op(norm(-1.0), &[1], true), [positive]));
         let ties = SampleInput::floats(&[2, 3], &[1.0, 3.0, 3.0, 2.0, 2.0, 2.0]);
-        for f in [Reduction::Of(Reduce::Max), Reduction::Of(Reduce::Min), norm(f64::INFINITY)] {
+        for f in [Reduction::Of(ReduceFn::Max), Reduction::Of(ReduceFn::Min), norm(f64::INFINITY)] {
             samples.push(Sample::kink("ties", op(f, &[1], false), [ties.clone()]));
         }
         let zeros = SampleInput::floats(&[4, 3], &[1.0, 0.0, 3.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0, -1.0, 2.0, 0.5]);
-        let product = op(Reduction::Of(Reduce::Prod), &[1], false);
+        let product = op(Reduction::Of(ReduceFn::Prod), &[1], false);
         samples.push(Sample::smooth("zeros", product, [zeros.clone()]));
         for ord in [0.0, 1.0, 2.0, 0.5, 3.0] {
             samples.push(Sample::kink("zeros", op(norm(ord), &[1], false), [zeros.clone()]));
         }
         let constant = SampleInput::floats(&[2, 2], &[1.0, 1.0, 0.0, 2.0]);
-        let std = op(Reduction::Of(Reduce::Std { correction: 1.0 }), &[1], false);
+        let std = op(Reduction::Of(ReduceFn::Std { correction: 1.0 }), &[1], false);
         samples.push(Sample::kink("no deviation", std, [constant]));
         let inf = f64::NEG_INFINITY;
         let rows = |values: &[f64]| SampleInput::floats(&[values.len() / 4, 4], values);
@@ -261,12 +261,12 @@ impl OpRule for ReduceOp {
             6e4,
             0.0,
         ]);
-        for f in [Reduce::LogSumExp, Reduce::Max] {
+        for f in [ReduceFn::LogSumExp, ReduceFn::Max] {
             samples.push(Sample::kink("large and masked", op(Reduction::Of(f), &[1], false), [scores.clone()]));
         }
         let far =
             rows(&[1e19, -2e19, 3e19, 1e19, 1e-25, 3e-25, -2e-25, 0.0, 6e4, -6e4, 5e4, 1.0, 2e36, 2e36, -2e36, 1e36]);
-        let deviation = Reduction::Of(Reduce::Std { correction: 1.0 });
+        let deviation = Reduction::Of(ReduceFn::Std { correction: 1.0 });
         for f in [deviation, norm(2.0), norm(1.0), norm(3.5), norm(0.5), norm(-1.0), norm(f64::INFINITY)] {
             samples.push(Sample::kink("large and tiny", op(f, &[1], false), [far.clone()]));
         }
@@ -303,7 +303,7 @@ impl Var {
     /// The sum over `dims` (negative counts from the end; none means all, here and in the reductions below). Backward
     /// reads nothing.
     pub fn sum_dims(self, dims: &[isize], keepdim: bool) -> Result<Var> {
-        self.reduce(Reduction::Of(Reduce::Sum), dims, keepdim)
+        self.reduce(Reduction::Of(ReduceFn::Sum), dims, keepdim)
     }
     /// The mean over all dimensions: a scalar. Backward reads nothing.
     pub fn mean(self) -> Result<Var> {
@@ -315,32 +315,32 @@ impl Var {
     }
     /// The largest over `dims`; ties share the gradient evenly. Backward reads x, exactly.
     pub fn amax(self, dims: &[isize], keepdim: bool) -> Result<Var> {
-        self.reduce(Reduction::Of(Reduce::Max), dims, keepdim)
+        self.reduce(Reduction::Of(ReduceFn::Max), dims, keepdim)
     }
     /// The smallest over `dims`; ties share the gradient evenly. Backward reads x, exactly.
     pub fn amin(self, dims: &[isize], keepdim: bool) -> Result<Var> {
-        self.reduce(Reduction::Of(Reduce::Min), dims, keepdim)
+        self.reduce(Reduction::Of(ReduceFn::Min), dims, keepdim)
     }
     /// The product over `dims`; the gradient is exact with zeros. Backward reads x.
     pub fn prod(self, dims: &[isize], keepdim: bool) -> Result<Var> {
-        self.reduce(Reduction::Of(Reduce::Prod), dims, keepdim)
+        self.reduce(Reduction::Of(ReduceFn::Prod), dims, keepdim)
     }
     /// ln sum e^x over `dims`, without overflow. Backward reads x.
     pub fn logsumexp(self, dims: &[isize], keepdim: bool) -> Result<Var> {
-        self.reduce(Reduction::Of(Reduce::LogSumExp), dims, keepdim)
+        self.reduce(Reduction::Of(ReduceFn::LogSumExp), dims, keepdim)
     }
     /// The variance over `dims`: the sum of squared deviations by n - `correction` (usually 1). Backward reads x.
     pub fn var(self, dims: &[isize], correction: f64, keepdim: bool) -> Result<Var> {
-        self.reduce(Reduction::Of(Reduce::Var { correction }), dims, keepdim)
+        self.reduce(Reduction::Of(ReduceFn::Var { correction }), dims, keepdim)
     }
     /// The root of [`var`](Var::var); no gradient where it is 0. Backward reads x.
     pub fn std(self, dims: &[isize], correction: f64, keepdim: bool) -> Result<Var> {
-        self.reduce(Reduction::Of(Reduce::Std { correction }), dims, keepdim)
+        self.reduce(Reduction::Of(ReduceFn::Std { correction }), dims, keepdim)
     }
     /// (sum |x|^ord)^(1/ord) over `dims`; ord 0 counts what isn't 0, an infinite one takes the largest or smallest
     /// magnitude. Backward reads x.
     pub fn vector_norm(self, ord: f64, dims: &[isize], keepdim: bool) -> Result<Var> {
-        self.reduce(Reduction::Of(Reduce::Norm { ord }), dims, keepdim)
+        self.reduce(Reduction::Of(ReduceFn::Norm { ord }), dims, keepdim)
     }
     /// x / max(norm of order `ord` over `dim`, eps): by vectors of that norm. An eps that f16 doesn't hold counts as the
     /// smallest number that it holds, so that zeros stay zeros. Backward reads x and the norms.

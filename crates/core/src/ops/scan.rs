@@ -5,7 +5,7 @@
 //! one pass each way and no division, so that zeros are exact.
 
 use super::*;
-use crate::kernel::Scan;
+use crate::kernel::ScanFn;
 use crate::layout::dimension;
 use crate::tape::Var;
 
@@ -13,21 +13,21 @@ use crate::tape::Var;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScanOp {
     /// Sum or Prod.
-    pub f: Scan,
+    pub f: ScanFn,
     /// The dimension.
     pub dim: usize,
 }
 
 impl OpRule for ScanOp {
     fn name(&self) -> &'static str {
-        if self.f == Scan::Prod { "cumprod" } else { "cumsum" }
+        if self.f == ScanFn::Prod { "cumprod" } else { "cumsum" }
     }
 
     fn formula(&self) -> &'static str {
         match self.f {
-            Scan::Sum => "y_k = sum of x_i, i <= k",
-            Scan::SumToEnd => "y_k = sum of x_i, i >= k",
-            Scan::Prod => "y_k = product of x_i, i <= k",
+            ScanFn::Sum => "y_k = sum of x_i, i <= k",
+            ScanFn::SumToEnd => "y_k = sum of x_i, i >= k",
+            ScanFn::Prod => "y_k = product of x_i, i <= k",
         }
     }
 
@@ -35,7 +35,7 @@ impl OpRule for ScanOp {
         takes(1, inputs)?;
         one_float_dtype(inputs)?;
         let rank = inputs[0].shape.len();
-        if self.dim >= rank || self.f == Scan::SumToEnd {
+        if self.dim >= rank || self.f == ScanFn::SumToEnd {
             return Err(format!(
                 "scans Sum or Prod along a dimension below {rank}, not {:?} along {}",
                 self.f, self.dim
@@ -49,19 +49,19 @@ impl OpRule for ScanOp {
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
-        if self.f == Scan::Prod { saves([Slot::In(0)]) } else { saves([]) }
+        if self.f == ScanFn::Prod { saves([Slot::In(0)]) } else { saves([]) }
     }
 
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
         let (exec, g, dim) = (cx.exec(0), cx.grad0(), self.dim);
-        let out = if self.f == Scan::Prod {
+        let out = if self.f == ScanFn::Prod {
             let x = cx.saved(Slot::In(0))?;
             let out = exec.empty(g.shape(), g.dtype())?;
             exec.run(Kernel::CumprodGrad { x: &x, g: &g, dim, out: &out })?;
             out
         } else {
             let out = exec.replace(&g)?;
-            exec.run(Kernel::Scan { f: Scan::SumToEnd, x: &g, dim, out: &out })?;
+            exec.run(Kernel::Scan { f: ScanFn::SumToEnd, x: &g, dim, out: &out })?;
             out
         };
         cx.set(0, out);
@@ -76,7 +76,7 @@ impl OpRule for ScanOp {
         use SampleMemory::*;
         let x = SampleInput::random;
         let mut samples = Vec::new();
-        for f in [Scan::Sum, Scan::Prod] {
+        for f in [ScanFn::Sum, ScanFn::Prod] {
             let s = |name, dim, input| Sample::smooth(name, ScanOp { f, dim }, [input]);
             samples.extend([
                 s("last", 1, x(1, &[3, 5])),
@@ -98,14 +98,14 @@ impl OpRule for ScanOp {
 impl Var {
     /// The running sum along `dim`. Backward reads nothing.
     pub fn cumsum(self, dim: isize) -> Result<Var> {
-        self.scan(Scan::Sum, dim)
+        self.scan(ScanFn::Sum, dim)
     }
     /// The running product along `dim`; the gradient is exact with zeros. Backward reads x.
     pub fn cumprod(self, dim: isize) -> Result<Var> {
-        self.scan(Scan::Prod, dim)
+        self.scan(ScanFn::Prod, dim)
     }
 
-    fn scan(self, f: Scan, dim: isize) -> Result<Var> {
+    fn scan(self, f: ScanFn, dim: isize) -> Result<Var> {
         let rank = self.shape().len();
         let dim = dimension(dim, rank.max(1)).map_err(|reason| self.invalid(ScanOp { f, dim: 0 }.name(), reason))?;
         match rank {

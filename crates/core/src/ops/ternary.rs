@@ -6,38 +6,38 @@
 //! addcdiv (y = a + v b / c): da = g, db = g v / c, dc = -g v b / c^2.
 
 use super::*;
-use crate::kernel::{Ternary, Unary};
+use crate::kernel::{TernaryFn, UnaryFn};
 use crate::layout::broadcast_shapes;
 use crate::tape::Var;
 
 /// y = f(a, b, c), elementwise with broadcasting. f is Lerp, Addcmul or Addcdiv.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct TernaryOp(pub Ternary);
+pub struct TernaryOp(pub TernaryFn);
 
 impl OpRule for TernaryOp {
     fn name(&self) -> &'static str {
         match self.0 {
-            Ternary::Lerp => "lerp",
-            Ternary::Addcmul(_) => "addcmul",
-            Ternary::Addcdiv(_) => "addcdiv",
-            Ternary::PowGradBase | Ternary::PowGradExponent => "pow_grad",
-            Ternary::DivGradDivisor => "div_grad",
+            TernaryFn::Lerp => "lerp",
+            TernaryFn::Addcmul(_) => "addcmul",
+            TernaryFn::Addcdiv(_) => "addcdiv",
+            TernaryFn::PowGradBase | TernaryFn::PowGradExponent => "pow_grad",
+            TernaryFn::DivGradDivisor => "div_grad",
         }
     }
 
     fn formula(&self) -> &'static str {
         match self.0 {
-            Ternary::Lerp => "a + c (b - a)",
-            Ternary::Addcmul(_) => "a + v b c",
-            Ternary::Addcdiv(_) => "a + v b / c",
-            Ternary::PowGradBase | Ternary::PowGradExponent => "a gradient of a^b, by a or by b",
-            Ternary::DivGradDivisor => "the gradient of a / b by b",
+            TernaryFn::Lerp => "a + c (b - a)",
+            TernaryFn::Addcmul(_) => "a + v b c",
+            TernaryFn::Addcdiv(_) => "a + v b / c",
+            TernaryFn::PowGradBase | TernaryFn::PowGradExponent => "a gradient of a^b, by a or by b",
+            TernaryFn::DivGradDivisor => "the gradient of a / b by b",
         }
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
         takes(3, inputs)?;
-        if matches!(self.0, Ternary::PowGradBase | Ternary::PowGradExponent | Ternary::DivGradDivisor) {
+        if matches!(self.0, TernaryFn::PowGradBase | TernaryFn::PowGradExponent | TernaryFn::DivGradDivisor) {
             return Err("this function is a gradient and has none of its own; use pow or div".into());
         }
         let dtype = one_float_dtype(inputs)?;
@@ -55,8 +55,8 @@ impl OpRule for TernaryOp {
 
     fn saves(&self, needs: &[bool]) -> Saves {
         let reads = match self.0 {
-            Ternary::Lerp => [needs[2], needs[2], needs[0] || needs[1]],
-            Ternary::Addcmul(_) => [false, needs[2], needs[1]],
+            TernaryFn::Lerp => [needs[2], needs[2], needs[0] || needs[1]],
+            TernaryFn::Addcmul(_) => [false, needs[2], needs[1]],
             _ => [false, needs[2], needs[1] || needs[2]],
         };
         saves((0..3).filter(|&i| reads[i]).map(Slot::In))
@@ -76,7 +76,7 @@ impl OpRule for TernaryOp {
             let operand = |x: &Option<Tensor>| x.clone().expect("declared by saves for this gradient");
             let unary = |f, x: &Tensor, out: &Tensor| exec.run(Kernel::Unary { f, x, out });
             let binary = |f, a: &Tensor, b: &Tensor, out: &Tensor| exec.run(Kernel::Binary { f, a, b, out });
-            if self.0 != Ternary::Lerp && input == 0 {
+            if self.0 != TernaryFn::Lerp && input == 0 {
                 let grad = exec.sum_to(g.clone(), &cx.input(input).shape)?;
                 cx.set(input, grad);
                 continue;
@@ -85,32 +85,32 @@ impl OpRule for TernaryOp {
             let out = exec.terms(&Spec::of(&g), cx.input(input))?;
             let wide = || exec.assemble(&out);
             match (self.0, input) {
-                (Ternary::Lerp, 0) => {
+                (TernaryFn::Lerp, 0) => {
                     let wide = wide()?;
-                    unary(Unary::Scale(-1.0), &operand(&c), &wide)?;
-                    unary(Unary::Shift(1.0), &wide, &wide)?;
-                    binary(Binary::Mul, &wide, &g, &out)?;
+                    unary(UnaryFn::Scale(-1.0), &operand(&c), &wide)?;
+                    unary(UnaryFn::Shift(1.0), &wide, &wide)?;
+                    binary(BinaryFn::Mul, &wide, &g, &out)?;
                 }
-                (Ternary::Lerp, 1) => binary(Binary::Mul, &g, &operand(&c), &out)?,
-                (Ternary::Lerp, _) => {
+                (TernaryFn::Lerp, 1) => binary(BinaryFn::Mul, &g, &operand(&c), &out)?,
+                (TernaryFn::Lerp, _) => {
                     let wide = wide()?;
-                    binary(Binary::Sub, &operand(&b), &operand(&a), &wide)?;
-                    binary(Binary::Mul, &wide, &g, &out)?;
+                    binary(BinaryFn::Sub, &operand(&b), &operand(&a), &wide)?;
+                    binary(BinaryFn::Mul, &wide, &g, &out)?;
                 }
-                (Ternary::Addcmul(value), _) => {
+                (TernaryFn::Addcmul(value), _) => {
                     let wide = wide()?;
-                    binary(Binary::Mul, &g, &operand(if input == 1 { &c } else { &b }), &wide)?;
-                    unary(Unary::Scale(value), &wide, &out)?;
+                    binary(BinaryFn::Mul, &g, &operand(if input == 1 { &c } else { &b }), &wide)?;
+                    unary(UnaryFn::Scale(value), &wide, &out)?;
                 }
-                (Ternary::Addcdiv(value), 1) => {
+                (TernaryFn::Addcdiv(value), 1) => {
                     let wide = wide()?;
-                    binary(Binary::Div, &g, &operand(&c), &wide)?;
-                    unary(Unary::Scale(value), &wide, &out)?;
+                    binary(BinaryFn::Div, &g, &operand(&c), &wide)?;
+                    unary(UnaryFn::Scale(value), &wide, &out)?;
                 }
-                (Ternary::Addcdiv(value), _) => {
-                    let (f, wide) = (Ternary::DivGradDivisor, wide()?);
+                (TernaryFn::Addcdiv(value), _) => {
+                    let (f, wide) = (TernaryFn::DivGradDivisor, wide()?);
                     exec.run(Kernel::Ternary { f, a: &operand(&b), b: &operand(&c), c: &g, out: &wide })?;
-                    unary(Unary::Scale(value), &wide, &out)?;
+                    unary(UnaryFn::Scale(value), &wide, &out)?;
                 }
                 _ => unreachable!("infer takes no other function"),
             }
@@ -127,7 +127,7 @@ impl OpRule for TernaryOp {
     fn samples() -> Vec<Sample> {
         use SampleMemory::*;
         let mut samples = Vec::new();
-        for f in [Ternary::Lerp, Ternary::Addcmul(1.5), Ternary::Addcdiv(-0.5)] {
+        for f in [TernaryFn::Lerp, TernaryFn::Addcmul(1.5), TernaryFn::Addcdiv(-0.5)] {
             let x = SampleInput::random;
             // Away from 0, so that quotients stay tame.
             let c = |shape: &[usize]| SampleInput::new(shape, SampleValues::Between { seed: 9, low: 0.4, high: 2.0 });
@@ -156,7 +156,7 @@ impl OpRule for TernaryOp {
 }
 
 impl Var {
-    fn ternary(self, f: Ternary, b: impl Into<Var>, c: impl Into<Var>) -> Result<Var> {
+    fn ternary(self, f: TernaryFn, b: impl Into<Var>, c: impl Into<Var>) -> Result<Var> {
         let mut operands = binary::promoted(smallvec![self, b.into(), c.into()])?.into_iter();
         operands.next().expect("self").apply(TernaryOp(f), operands)
     }
@@ -164,14 +164,14 @@ impl Var {
     /// a + weight (end - a), from `self` to `end`. Backward reads the weight (for the ends' gradients) and both ends (for
     /// the weight's).
     pub fn lerp(self, end: impl Into<Var>, weight: impl Into<Var>) -> Result<Var> {
-        self.ternary(Ternary::Lerp, end, weight)
+        self.ternary(TernaryFn::Lerp, end, weight)
     }
     /// a + value b c. Backward reads b and c, each if the other needs a gradient.
     pub fn addcmul(self, b: impl Into<Var>, c: impl Into<Var>, value: f64) -> Result<Var> {
-        self.ternary(Ternary::Addcmul(value), b, c)
+        self.ternary(TernaryFn::Addcmul(value), b, c)
     }
     /// a + value b / c. Backward reads c, and b if c needs a gradient.
     pub fn addcdiv(self, b: impl Into<Var>, c: impl Into<Var>, value: f64) -> Result<Var> {
-        self.ternary(Ternary::Addcdiv(value), b, c)
+        self.ternary(TernaryFn::Addcdiv(value), b, c)
     }
 }

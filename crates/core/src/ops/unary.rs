@@ -2,77 +2,77 @@
 //! [`Unary`]; whether the derivative is written with x or with y decides what is saved.
 
 use super::*;
-use crate::kernel::Unary;
+use crate::kernel::UnaryFn;
 use crate::tape::Var;
 
 /// y = f(x), elementwise.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct UnaryOp(pub Unary);
+pub struct UnaryOp(pub UnaryFn);
 
 impl OpRule for UnaryOp {
     fn name(&self) -> &'static str {
         match self.0 {
-            Unary::Neg => "neg",
-            Unary::Scale(_) => "scale",
-            Unary::Shift(_) => "shift",
-            Unary::Exp => "exp",
-            Unary::Log => "log",
-            Unary::Sqrt => "sqrt",
-            Unary::Rsqrt => "rsqrt",
-            Unary::Reciprocal => "reciprocal",
-            Unary::Square => "square",
-            Unary::Abs => "abs",
-            Unary::Tanh => "tanh",
-            Unary::Sigmoid => "sigmoid",
-            Unary::Relu => "relu",
-            Unary::Silu => "silu",
-            Unary::Gelu => "gelu",
-            Unary::GeluTanh => "gelu_tanh",
-            Unary::Sin => "sin",
-            Unary::Cos => "cos",
-            Unary::Log1p => "log1p",
-            Unary::Expm1 => "expm1",
-            Unary::Erf => "erf",
-            Unary::Softplus { .. } => "softplus",
-            Unary::LogSigmoid => "logsigmoid",
-            Unary::LeakyRelu(_) => "leaky_relu",
-            Unary::Elu(_) => "elu",
-            Unary::Clamp { .. } => "clamp",
-            Unary::Pow(_) => "pow_scalar",
-            Unary::PowBase(_) => "scalar_pow",
+            UnaryFn::Neg => "neg",
+            UnaryFn::Scale(_) => "scale",
+            UnaryFn::Shift(_) => "shift",
+            UnaryFn::Exp => "exp",
+            UnaryFn::Log => "log",
+            UnaryFn::Sqrt => "sqrt",
+            UnaryFn::Rsqrt => "rsqrt",
+            UnaryFn::Reciprocal => "reciprocal",
+            UnaryFn::Square => "square",
+            UnaryFn::Abs => "abs",
+            UnaryFn::Tanh => "tanh",
+            UnaryFn::Sigmoid => "sigmoid",
+            UnaryFn::Relu => "relu",
+            UnaryFn::Silu => "silu",
+            UnaryFn::Gelu => "gelu",
+            UnaryFn::GeluTanh => "gelu_tanh",
+            UnaryFn::Sin => "sin",
+            UnaryFn::Cos => "cos",
+            UnaryFn::Log1p => "log1p",
+            UnaryFn::Expm1 => "expm1",
+            UnaryFn::Erf => "erf",
+            UnaryFn::Softplus { .. } => "softplus",
+            UnaryFn::LogSigmoid => "logsigmoid",
+            UnaryFn::LeakyRelu(_) => "leaky_relu",
+            UnaryFn::Elu(_) => "elu",
+            UnaryFn::Clamp { .. } => "clamp",
+            UnaryFn::Pow(_) => "pow_scalar",
+            UnaryFn::PowBase(_) => "scalar_pow",
         }
     }
 
     fn formula(&self) -> &'static str {
         match self.0 {
-            Unary::Neg => "-x",
-            Unary::Scale(_) => "c x",
-            Unary::Shift(_) => "x + c",
-            Unary::Exp => "e^x",
-            Unary::Log => "ln x",
-            Unary::Sqrt => "sqrt(x)",
-            Unary::Rsqrt => "1 / sqrt(x)",
-            Unary::Reciprocal => "1 / x",
-            Unary::Square => "x^2",
-            Unary::Abs => "|x|",
-            Unary::Tanh => "tanh(x)",
-            Unary::Sigmoid => "1 / (1 + e^-x)",
-            Unary::Relu => "max(x, 0)",
-            Unary::Silu => "x sigmoid(x)",
-            Unary::Gelu => "x Phi(x)",
-            Unary::GeluTanh => "0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))",
-            Unary::Sin => "sin(x)",
-            Unary::Cos => "cos(x)",
-            Unary::Log1p => "ln(1 + x)",
-            Unary::Expm1 => "e^x - 1",
-            Unary::Erf => "erf(x)",
-            Unary::Softplus { .. } => "ln(1 + e^(beta x)) / beta, x past the threshold",
-            Unary::LogSigmoid => "-ln(1 + e^-x)",
-            Unary::LeakyRelu(_) => "x where x > 0, else slope x",
-            Unary::Elu(_) => "x where x > 0, else alpha (e^x - 1)",
-            Unary::Clamp { .. } => "min(max(x, low), high)",
-            Unary::Pow(_) => "x^c",
-            Unary::PowBase(_) => "base^x",
+            UnaryFn::Neg => "-x",
+            UnaryFn::Scale(_) => "c x",
+            UnaryFn::Shift(_) => "x + c",
+            UnaryFn::Exp => "e^x",
+            UnaryFn::Log => "ln x",
+            UnaryFn::Sqrt => "sqrt(x)",
+            UnaryFn::Rsqrt => "1 / sqrt(x)",
+            UnaryFn::Reciprocal => "1 / x",
+            UnaryFn::Square => "x^2",
+            UnaryFn::Abs => "|x|",
+            UnaryFn::Tanh => "tanh(x)",
+            UnaryFn::Sigmoid => "1 / (1 + e^-x)",
+            UnaryFn::Relu => "max(x, 0)",
+            UnaryFn::Silu => "x sigmoid(x)",
+            UnaryFn::Gelu => "x Phi(x)",
+            UnaryFn::GeluTanh => "0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))",
+            UnaryFn::Sin => "sin(x)",
+            UnaryFn::Cos => "cos(x)",
+            UnaryFn::Log1p => "ln(1 + x)",
+            UnaryFn::Expm1 => "e^x - 1",
+            UnaryFn::Erf => "erf(x)",
+            UnaryFn::Softplus { .. } => "ln(1 + e^(beta x)) / beta, x past the threshold",
+            UnaryFn::LogSigmoid => "-ln(1 + e^-x)",
+            UnaryFn::LeakyRelu(_) => "x where x > 0, else slope x",
+            UnaryFn::Elu(_) => "x where x > 0, else alpha (e^x - 1)",
+            UnaryFn::Clamp { .. } => "min(max(x, low), high)",
+            UnaryFn::Pow(_) => "x^c",
+            UnaryFn::PowBase(_) => "base^x",
         }
     }
 
@@ -80,10 +80,10 @@ impl OpRule for UnaryOp {
         takes(1, inputs)?;
         let dtype = one_float_dtype(inputs)?;
         match self.0 {
-            Unary::Clamp { low, high } if low.is_nan() || high.is_nan() => {
+            UnaryFn::Clamp { low, high } if low.is_nan() || high.is_nan() => {
                 Err("a bound is NaN; give a number, or an infinity for no bound".into())
             }
-            Unary::Softplus { beta, .. } if !beta.is_finite() || rounds_to_zero(beta, dtype) => {
+            UnaryFn::Softplus { beta, .. } if !beta.is_finite() || rounds_to_zero(beta, dtype) => {
                 Err(format!("beta must be finite and not 0 in {}, got {beta}", dtype.computed_in()))
             }
             _ => Ok(one(inputs[0].clone())),
@@ -121,44 +121,44 @@ impl OpRule for UnaryOp {
         let far = |f| Sample::kink("far out", UnaryOp(f), [SampleInput::floats(&[15], &far)]);
         let mut samples = Vec::new();
         for f in [
-            Unary::Neg,
-            Unary::Scale(-1.5),
-            Unary::Shift(0.75),
-            Unary::Exp,
-            Unary::Square,
-            Unary::Tanh,
-            Unary::Sigmoid,
-            Unary::Silu,
-            Unary::Gelu,
-            Unary::GeluTanh,
-            Unary::Sin,
-            Unary::Cos,
-            Unary::Expm1,
-            Unary::Erf,
-            Unary::Softplus { beta: 1.5, threshold: 20.0 },
-            Unary::LogSigmoid,
-            Unary::PowBase(1.7),
+            UnaryFn::Neg,
+            UnaryFn::Scale(-1.5),
+            UnaryFn::Shift(0.75),
+            UnaryFn::Exp,
+            UnaryFn::Square,
+            UnaryFn::Tanh,
+            UnaryFn::Sigmoid,
+            UnaryFn::Silu,
+            UnaryFn::Gelu,
+            UnaryFn::GeluTanh,
+            UnaryFn::Sin,
+            UnaryFn::Cos,
+            UnaryFn::Expm1,
+            UnaryFn::Erf,
+            UnaryFn::Softplus { beta: 1.5, threshold: 20.0 },
+            UnaryFn::LogSigmoid,
+            UnaryFn::PowBase(1.7),
         ] {
             samples.extend(Sample::of_one_input(UnaryOp(f), anywhere));
             samples.push(far(f));
         }
-        for f in [Unary::Log, Unary::Sqrt, Unary::Rsqrt, Unary::Reciprocal, Unary::Log1p, Unary::Pow(2.3)] {
+        for f in [UnaryFn::Log, UnaryFn::Sqrt, UnaryFn::Rsqrt, UnaryFn::Reciprocal, UnaryFn::Log1p, UnaryFn::Pow(2.3)] {
             samples.extend(Sample::of_one_input(UnaryOp(f), positive));
             samples.push(far(f));
         }
         // Away from the kink they are smooth; at it the derivative is 0 by definition.
-        let clamp = Unary::Clamp { low: 0.0, high: 4.0 };
-        for f in [Unary::Abs, Unary::Relu, Unary::LeakyRelu(0.1), Unary::Elu(0.7), clamp] {
+        let clamp = UnaryFn::Clamp { low: 0.0, high: 4.0 };
+        for f in [UnaryFn::Abs, UnaryFn::Relu, UnaryFn::LeakyRelu(0.1), UnaryFn::Elu(0.7), clamp] {
             samples.extend(Sample::of_one_input(UnaryOp(f), positive));
             samples.push(Sample::kink("at the kink", UnaryOp(f), [SampleInput::floats(&[3], &[-1.0, 0.0, 2.0])]));
             samples.push(far(f));
         }
-        samples.push(far(Unary::Softplus { beta: 1.0, threshold: 1e3 }));
-        for f in [Unary::Pow(0.0), Unary::Pow(1.0), Unary::Pow(2.0), Unary::Pow(3.0), Unary::PowBase(0.0)] {
+        samples.push(far(UnaryFn::Softplus { beta: 1.0, threshold: 1e3 }));
+        for f in [UnaryFn::Pow(0.0), UnaryFn::Pow(1.0), UnaryFn::Pow(2.0), UnaryFn::Pow(3.0), UnaryFn::PowBase(0.0)] {
             let inputs = [SampleInput::floats(&[4], &[-2.0, 0.0, 0.5, 3.0])];
             samples.push(Sample::kink("zero and negative bases", UnaryOp(f), inputs));
         }
-        let bent = UnaryOp(Unary::Softplus { beta: 3.0, threshold: 0.2 });
+        let bent = UnaryOp(UnaryFn::Softplus { beta: 3.0, threshold: 0.2 });
         samples.push(Sample::kink("past the threshold", bent, [SampleInput::floats(&[3], &[-1.0, 0.0, 100.0])]));
         samples
     }
@@ -176,7 +176,7 @@ macro_rules! methods {
             $($(#[$doc])*
             #[allow(clippy::should_implement_trait)] // the trait is there too, in tape/operators.rs
             pub fn $name(self) -> Result<Var> {
-                self.apply(UnaryOp(Unary::$f), [])
+                self.apply(UnaryOp(UnaryFn::$f), [])
             })*
         }
     };
@@ -228,34 +228,34 @@ methods! {
 impl Var {
     /// c x. Backward reads nothing.
     pub fn scale(self, c: f64) -> Result<Var> {
-        self.apply(UnaryOp(Unary::Scale(c)), [])
+        self.apply(UnaryOp(UnaryFn::Scale(c)), [])
     }
     /// x + c. Backward reads nothing.
     pub fn shift(self, c: f64) -> Result<Var> {
-        self.apply(UnaryOp(Unary::Shift(c)), [])
+        self.apply(UnaryOp(UnaryFn::Shift(c)), [])
     }
     /// ln(1 + e^(beta x)) / beta, and x itself where beta x > threshold (usually 1 and 20). Backward reads x.
     pub fn softplus(self, beta: f64, threshold: f64) -> Result<Var> {
-        self.apply(UnaryOp(Unary::Softplus { beta, threshold }), [])
+        self.apply(UnaryOp(UnaryFn::Softplus { beta, threshold }), [])
     }
     /// x where x > 0, else `slope` x (usually 0.01); the gradient at 0 is the slope. Backward reads x.
     pub fn leaky_relu(self, slope: f64) -> Result<Var> {
-        self.apply(UnaryOp(Unary::LeakyRelu(slope)), [])
+        self.apply(UnaryOp(UnaryFn::LeakyRelu(slope)), [])
     }
     /// x where x > 0, else alpha (e^x - 1) (alpha usually 1); the gradient at NaN is NaN. Backward reads x.
     pub fn elu(self, alpha: f64) -> Result<Var> {
-        self.apply(UnaryOp(Unary::Elu(alpha)), [])
+        self.apply(UnaryOp(UnaryFn::Elu(alpha)), [])
     }
     /// x limited to [low, high]; an infinite bound is none. The gradient at a bound is 0, NaN passes it. Backward reads x.
     pub fn clamp(self, low: f64, high: f64) -> Result<Var> {
-        self.apply(UnaryOp(Unary::Clamp { low, high }), [])
+        self.apply(UnaryOp(UnaryFn::Clamp { low, high }), [])
     }
     /// x^c. Backward reads x.
     pub fn pow_scalar(self, c: f64) -> Result<Var> {
-        self.apply(UnaryOp(Unary::Pow(c)), [])
+        self.apply(UnaryOp(UnaryFn::Pow(c)), [])
     }
     /// base^x. Backward reads the output.
     pub fn scalar_pow(self, base: f64) -> Result<Var> {
-        self.apply(UnaryOp(Unary::PowBase(base)), [])
+        self.apply(UnaryOp(UnaryFn::PowBase(base)), [])
     }
 }

@@ -3,7 +3,7 @@
 use super::graph::ValueKey;
 use super::pass::Pass;
 use super::{Gradients, ParameterId};
-use crate::kernel::Binary;
+use crate::kernel::BinaryFn;
 use crate::ops::{Exec, GradientSum, Op, Spec};
 use crate::{Contents, DType, Kernel, MemoryKind, Result, Tensor};
 use smallvec::SmallVec;
@@ -170,6 +170,6 @@ fn add_in(exec: &Exec<'_>, dtype: DType, sum: Tensor, more: Tensor) -> Result<Te
         return exec.accumulate(sum, more);
     }
     let out = if sum.dtype() == dtype { exec.replace(&sum)? } else { exec.empty(sum.shape(), dtype)? };
-    exec.run(Kernel::Binary { f: Binary::Add, a: &sum, b: &more, out: &out })?;
+    exec.run(Kernel::Binary { f: BinaryFn::Add, a: &sum, b: &more, out: &out })?;
     Ok(out)
 }
