@@ -5,9 +5,9 @@
 
 use criterion::measurement::{Measurement, ValueFormatter, WallTime};
 use criterion::{BatchSize, BenchmarkId, Criterion, SamplingMode, criterion_group, criterion_main};
-use retape_core::{DType, Tensor, Trace, meta};
+use retape_core::{DType, Int8Spec, Mark, Tensor, Trace, meta};
 use retape_nn::{Gpt, GptConfig};
-use retape_policy::{Int8Use, Planner, PlannerOptions};
+use retape_policy::{LossyUse, Planner, PlannerOptions};
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
@@ -48,8 +48,8 @@ fn trace(config: &GptConfig) -> Trace {
 }
 
 fn plan(trace: Trace, int8: bool) {
-    let int8 = int8.then(Int8Use::default);
-    let planner = Planner::new(trace, PlannerOptions { int8, ..PlannerOptions::default() }).unwrap();
+    let lossy = int8.then(|| LossyUse::from_iter([Mark::Int8(Int8Spec::default())]));
+    let planner = Planner::new(trace, PlannerOptions { lossy, ..PlannerOptions::default() }).unwrap();
     planner.plan(planner.smallest().midpoint(planner.largest())).unwrap();
 }
 

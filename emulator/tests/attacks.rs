@@ -1,7 +1,7 @@
 //! Hostile use of the CUDA backend: what is out of range, too long, empty, not finite, from many threads.
 
 use retape_core::ops::attention::AttentionOptions;
-use retape_core::{DType, Device, Error, MemoryKind, Result, Tape, TapeOptions, Tensor, Var};
+use retape_core::{BackwardOptions, DType, Device, Error, MemoryKind, Result, Tape, TapeOptions, Tensor, Var};
 use retape_cuda_emulator::device;
 
 /// Numbers in [-1, 1), a pure function of the seed.
@@ -29,7 +29,7 @@ fn results(device: &Device, inputs: &[Tensor], f: &dyn Fn(&[&Var]) -> Result<Var
     let y = f(&inputs)?;
     let seed = Tensor::full(device, &y.shape(), y.dtype(), 1.0)?;
     let mut all = vec![y.tensor()?.to_f64_vec()?];
-    let gradients = tape.backward_from(&[(&y, &seed)], false)?;
+    let gradients = tape.backward_from(&[(&y, &seed)], BackwardOptions::default())?;
     for leaf in inputs.iter().filter(|x| x.dtype().is_float()) {
         all.push(gradients.of(leaf).map_or_else(|| Ok(Vec::new()), |g| g.to_f64_vec())?);
     }

@@ -5,7 +5,7 @@ use crate::choices::Choices;
 use crate::{floats, numbers};
 use retape_core::kernel::{AttentionSpec, RandomStream};
 use retape_core::ops::attention::{Attention, Ragged};
-use retape_core::{DType, Device, Result, Tape, Tensor, Var};
+use retape_core::{BackwardOptions, DType, Device, Result, Tape, Tensor, Var};
 use std::rc::Rc;
 
 /// A number that attention should give.
@@ -189,7 +189,7 @@ fn computed(device: &Device, op: &Attention, inputs: &[Tensor], g: &Tensor) -> R
     let leaves = inputs.iter().map(leaf).collect::<Result<Vec<Var>>>()?;
     let y = leaves[0].clone().apply(op.clone(), leaves[1..].iter().cloned())?;
     let mut results = vec![y.tensor()?.to_f64_vec()?];
-    let gradients = tape.backward_from(&[(&y, g)], false)?;
+    let gradients = tape.backward_from(&[(&y, g)], BackwardOptions::default())?;
     for leaf in leaves.iter().filter(|leaf| leaf.dtype().is_float()) {
         results.push(gradients.of(leaf).unwrap().to_f64_vec()?);
     }

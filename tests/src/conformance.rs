@@ -4,7 +4,7 @@
 use crate::variations::filled;
 use crate::{SampleMarks, floats, gradient_bytes, numbers, random, relative_error, run_sample, sample_tensor};
 use retape_core::ops::{Op, Sample, SampleMemory};
-use retape_core::{DType, Device, Error, Int8Spec, Mark, MemoryKind, Result, Tape, Tensor, Var, meta};
+use retape_core::{BackwardOptions, DType, Device, Error, Int8Spec, Mark, MemoryKind, Result, Tape, Tensor, Var, meta};
 use std::collections::BTreeSet;
 
 /// The float dtypes.
@@ -71,7 +71,8 @@ fn run_from(
     let differentiable: Vec<&Var> = outputs.iter().filter(|y| y.dtype().is_float()).collect();
     let seed = |y: &&Var| replaced(&random(device, &y.shape(), 4, rounded)).cast(y.dtype(), MemoryKind::Input);
     let seeds: Vec<Tensor> = differentiable.iter().map(seed).collect::<Result<_>>()?;
-    let gradients = tape.backward_from(&differentiable.into_iter().zip(&seeds).collect::<Vec<_>>(), false)?;
+    let gradients =
+        tape.backward_from(&differentiable.into_iter().zip(&seeds).collect::<Vec<_>>(), BackwardOptions::default())?;
     let gradient = |x: &Var| gradients.of(x).map_or(Ok(Vec::new()), Tensor::to_f64_vec);
     Ok(Run { outputs: outputs_as_numbers, gradients: leaves.iter().map(gradient).collect::<Result<_>>()? })
 }
@@ -287,7 +288,8 @@ fn bytes_of(device: &Device, sample: &Sample, dtype: DType, contiguous: bool) ->
     let differentiable: Vec<_> = outputs.iter().filter(|y| y.dtype().is_float()).collect();
     let seed = |y: &&Var| random(device, &y.shape(), 4, dtype).cast(y.dtype(), MemoryKind::Input);
     let seeds: Vec<Tensor> = differentiable.iter().map(seed).collect::<Result<_>>()?;
-    let gradients = tape.backward_from(&differentiable.into_iter().zip(&seeds).collect::<Vec<_>>(), false)?;
+    let gradients =
+        tape.backward_from(&differentiable.into_iter().zip(&seeds).collect::<Vec<_>>(), BackwardOptions::default())?;
     bytes.extend(gradient_bytes(&gradients, &leaves)?);
     Ok(bytes)
 }

@@ -24,7 +24,8 @@ use half::{bf16, f16};
 use retape_core::kernel::RandomStream;
 use retape_core::ops::{Op, Sample, SampleInput, SampleMemory, SampleValues};
 use retape_core::{
-    DType, Device, Element, Gradients, Kernel, Mark, MemoryKind, Result, Tape, TapeOptions, Tensor, Var,
+    BackwardOptions, DType, Device, Element, Gradients, Kernel, Mark, MemoryKind, Result, Tape, TapeOptions, Tensor,
+    Var,
 };
 
 /// Numbers in [low, high), a pure function of the seed.
@@ -196,7 +197,10 @@ pub fn run_sample(
         let seeds: Vec<Tensor> = squares.iter().map(|y| random(device, &y.shape(), 99, y.dtype())).collect();
         for pass in 0..passes {
             let pairs: Vec<(&Var, &Tensor)> = squares.iter().zip(&seeds).collect();
-            let gradients = tape.backward_from(&pairs, pass + 1 < passes)?;
+            let gradients = tape.backward_from(
+                &pairs,
+                BackwardOptions { retain_graph: pass + 1 < passes, ..BackwardOptions::default() },
+            )?;
             if device.computes() {
                 run.gradients.push(gradient_bytes(&gradients, &leaves)?);
             }

@@ -4,8 +4,8 @@ use crate::{gradient_bytes, random};
 use retape_core::kernel::{Kernel, RandomStream, UnaryFn};
 use retape_core::ops::*;
 use retape_core::{
-    DType, Decision, Device, Error, Int8Spec, Mark, Origin, Policy, Result, RuleInfo, Site, Stats, Tape, TapeOptions,
-    Tensor, Var, Verify, meta,
+    BackwardOptions, DType, Decision, Device, Error, Int8Spec, Mark, Origin, Policy, Result, RuleInfo, Site, Stats,
+    Tape, TapeOptions, Tensor, Var, Verify, meta,
 };
 use std::rc::Rc;
 
@@ -251,8 +251,10 @@ pub fn run(device: &Device, config: Config) -> Result<Run> {
         out.saved = tape.saved_bytes();
         out.metered = device.meter().live_of(MemoryKind::Saved) + device.meter().live_of(MemoryKind::Quantized);
         for pass in 0..config.passes {
-            let gradients =
-                tape.backward_from(&[(&loss, &Tensor::full(device, &[], dtype, 1.0)?)], pass + 1 < config.passes)?;
+            let gradients = tape.backward_from(
+                &[(&loss, &Tensor::full(device, &[], dtype, 1.0)?)],
+                BackwardOptions { retain_graph: pass + 1 < config.passes, ..BackwardOptions::default() },
+            )?;
             if device.computes() {
                 let all: Vec<Var> = vars.iter().chain([&weight]).cloned().collect();
                 out.gradients.push(gradient_bytes(&gradients, &all)?);

@@ -6,8 +6,8 @@ use crate::{gradient_bytes, random};
 use retape_core::kernel::RandomStream;
 use retape_core::ops::{Op, dropout};
 use retape_core::{
-    DType, Device, Error, Int8Spec, Mark, MemoryKind, Policy, Result, ScopeGuard, Tape, TapeOptions, Tensor, Var,
-    Verify, scope,
+    BackwardOptions, DType, Device, Error, Int8Spec, Mark, MemoryKind, Policy, Result, ScopeGuard, Tape, TapeOptions,
+    Tensor, Var, Verify, scope,
 };
 use std::rc::Rc;
 
@@ -129,7 +129,7 @@ fn perform(
                 }
                 _ if !losses.is_empty() => {
                     let (number, loss) = &losses[dice.throw(losses.len())];
-                    let gradients = tape.backward_from(&[(loss, &one)], true)?;
+                    let gradients = tape.backward_from(&[(loss, &one)], BackwardOptions::RETAIN)?;
                     if device.computes() {
                         out.passes.push((*number, gradient_bytes(&gradients, &leaves)?));
                     }
@@ -143,7 +143,7 @@ fn perform(
         }
         let (number, loss) = (usize::MAX, leaves[0].clone().add(&handles[handles.len() - 1])?.square()?.sum()?);
         drop(handles);
-        let gradients = tape.backward_from(&[(&loss, &one)], false)?;
+        let gradients = tape.backward_from(&[(&loss, &one)], BackwardOptions::default())?;
         if device.computes() {
             out.passes.push((number, gradient_bytes(&gradients, &leaves)?));
         }

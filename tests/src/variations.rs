@@ -3,7 +3,7 @@
 use crate::choices::Choices;
 use crate::{gradient_bytes, numbers, random, relative_error};
 use retape_core::ops::{Op, Sample, SampleInput, SampleMemory, SampleValues, Spec};
-use retape_core::{DType, Device, Element, MemoryKind, Result, Tape, Tensor, Var};
+use retape_core::{BackwardOptions, DType, Device, Element, MemoryKind, Result, Tape, Tensor, Var};
 
 /// The numbers of an input.
 #[derive(Debug, Clone)]
@@ -250,7 +250,8 @@ pub fn bits(
         .map(|y| random(device, &y.shape(), 4, DType::F64).cast(y.dtype(), MemoryKind::Input))
         .collect::<Result<_>>()?;
     if !reached.is_empty() {
-        let gradients = tape.backward_from(&reached.into_iter().zip(&seeds).collect::<Vec<_>>(), false)?;
+        let gradients =
+            tape.backward_from(&reached.into_iter().zip(&seeds).collect::<Vec<_>>(), BackwardOptions::default())?;
         bits.gradients = gradient_bytes(&gradients, &leaves)?;
     }
     Ok(bits)

@@ -1,7 +1,9 @@
 //! Gradients of many uses: sums of 16 bits are rounded once, and small parts add to the gradient that is there.
 
 use retape_core::ops::{Backward, Cost, Exec, Op, OpRule, Output, Outputs, Sample, Saves, Spec, saves};
-use retape_core::{DType, Device, Kernel, Mark, MemoryKind, ParameterId, Result, Tape, Tensor, Var, meta};
+use retape_core::{
+    BackwardOptions, DType, Device, Kernel, Mark, MemoryKind, ParameterId, Result, Tape, Tensor, Var, meta,
+};
 use retape_tests::accumulation::{PARTS, Part, USES, Use, many_uses_are_rounded_once, parts_add_up, sum_of_parts};
 use retape_tests::{floats, gradient_bytes, wrapped};
 use std::rc::Rc;
@@ -54,11 +56,14 @@ fn many_seeds_of_one_value_are_rounded_once() {
         let y = x.clone().shift(1.0).unwrap();
         let one = floats(&device, &[4], &[1.0; 4], dtype);
         let seeds: Vec<(&Var, &Tensor)> = (0..300).map(|_| (&y, &one)).collect();
-        let gradients = tape.backward_from(&seeds, true).unwrap();
+        let gradients = tape.backward_from(&seeds, BackwardOptions::RETAIN).unwrap();
         assert_eq!(gradients.of(&x).unwrap().to_f64_vec().unwrap(), [300.0; 4]);
         // The inner value's own.
         let seeds: Vec<(&Var, &Tensor)> = (0..300).map(|_| (&x, &one)).collect();
-        assert_eq!(tape.backward_from(&seeds, false).unwrap().of(&x).unwrap().to_f64_vec().unwrap(), [300.0; 4]);
+        assert_eq!(
+            tape.backward_from(&seeds, BackwardOptions::default()).unwrap().of(&x).unwrap().to_f64_vec().unwrap(),
+            [300.0; 4]
+        );
         assert_eq!(one.to_f64_vec().unwrap(), [1.0; 4]);
         // The gradient of an inner value.
         let tape = Tape::new(&device);
@@ -90,7 +95,7 @@ fn a_sum_in_f32_is_there_only_where_three_meet() {
             let pairs: Vec<(&Var, &Tensor)> = seeds.iter().map(|v| (v, &tensor)).collect();
             device.meter().reset_peak();
             let before = device.meter().live();
-            let gradients = tape.backward_from(&pairs, true).unwrap();
+            let gradients = tape.backward_from(&pairs, BackwardOptions::RETAIN).unwrap();
             assert_eq!(gradients.of(&x).unwrap().storage_bytes(), 2048);
             drop(gradients);
             assert_eq!(device.meter().live(), before);
@@ -146,7 +151,9 @@ fn marks_don_t_show_where_parts_add_up() {
                 y.set_mark(mark).unwrap();
             }
             drop(y);
-            let first = gradient_bytes(&tape.backward_retain(&sum).unwrap(), std::slice::from_ref(&x)).unwrap();
+            let first =
+                gradient_bytes(&tape.backward_with(&sum, BackwardOptions::RETAIN).unwrap(), std::slice::from_ref(&x))
+                    .unwrap();
             let second = gradient_bytes(&tape.backward(&sum).unwrap(), &[x]).unwrap();
             assert_eq!(first, second);
             first

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use retape_core::ops::attention::AttentionOptions;
 use retape_core::ops::{Op, OpRule, attention::Attention};
-use retape_core::{DType, Device, MemoryKind, Result, Tape, Tensor, Var};
+use retape_core::{BackwardOptions, DType, Device, MemoryKind, Result, Tape, Tensor, Var};
 use retape_tests::attention::{Case, check_sample};
 use retape_tests::choices::Bytes;
 use retape_tests::{floats, numbers, random, relative_error, sample_tensor};
@@ -60,7 +60,7 @@ fn masked(inputs: [&Tensor; 4], attend: impl Fn(&Var, &Var, &Var, &Var) -> Resul
     let mask = tape.constant(inputs[3]).unwrap();
     let y = attend(&q, &k, &v, &mask).unwrap();
     let g = random(&tape.device(), &y.shape(), 9, y.dtype());
-    let gradients = tape.backward_from(&[(&y, &g)], false).unwrap();
+    let gradients = tape.backward_from(&[(&y, &g)], BackwardOptions::default()).unwrap();
     let of = |x: &Var| gradients.of(x).unwrap().to_f64_vec().unwrap();
     vec![y.tensor().unwrap().to_f64_vec().unwrap(), of(&q), of(&k), of(&v)]
 }

@@ -6,8 +6,8 @@ use retape_core::ops::conv::Conv;
 use retape_core::ops::pool::Pool;
 use retape_core::ops::{Op, Sample};
 use retape_core::{
-    DType, Decision, Device, Error, Int8Spec, Mark, Policy, Result, RuleInfo, Site, Tape, TapeOptions, Tensor, Trace,
-    Var, scope,
+    BackwardOptions, DType, Decision, Device, Error, Int8Spec, Mark, Policy, Result, RuleInfo, Site, Tape, TapeOptions,
+    Tensor, Trace, Var, scope,
 };
 use retape_tests::conformance::label;
 use retape_tests::wrapped::{self, Watch};
@@ -98,7 +98,7 @@ fn run(device: &Device, sample: &Sample, around: Around, mark: Option<Mark>, by_
     let squares: Vec<Var> = squares.collect::<Result<_>>().map_err(text)?;
     let seeds: Vec<Tensor> = squares.iter().map(|y| random(device, &y.shape(), 9, DType::F32)).collect();
     let pairs: Vec<(&Var, &Tensor)> = squares.iter().zip(&seeds).collect();
-    let gradients = tape.backward_from(&pairs, false).map_err(text)?;
+    let gradients = tape.backward_from(&pairs, BackwardOptions::default()).map_err(text)?;
     let bytes = gradient_bytes(&gradients, &leaves).map_err(text)?;
     drop(pairs);
     drop((gradients, squares, leaves, _scope, tape));

@@ -3,7 +3,9 @@
 use retape_core::kernel::{CrossEntropySpec, PoolDivisor};
 use retape_core::ops::pool::Pool;
 use retape_core::ops::{attention::AttentionOptions, conv::Conv};
-use retape_core::{DType, Device, Error, Gradients, LedgerEntry, MemoryKind, Result, Tape, Tensor, Trace, Var, meta};
+use retape_core::{
+    BackwardOptions, DType, Device, Error, Gradients, LedgerEntry, MemoryKind, Result, Tape, Tensor, Trace, Var, meta,
+};
 use retape_nn::data::ByteText;
 use retape_nn::{Gpt, GptConfig, LossScaler, Parameter};
 use retape_tests::{floats, random, relative_error};
@@ -48,7 +50,7 @@ fn sums_of_ones() {
             .unwrap();
         let taken = table.clone().index_select(0, &ids).unwrap().sum().unwrap();
         let of = |gradients: &Gradients, x: &Var| gradients.of(x).unwrap().to_f64_vec().unwrap();
-        let gradients = tape.backward_retain(&loss).unwrap();
+        let gradients = tape.backward_with(&loss, BackwardOptions::RETAIN).unwrap();
         assert_eq!([&x, &w, &c].map(|v| of(&gradients, v)), [[4096.0]; 3]);
         assert_eq!(of(&gradients, &table), [0.0, 0.0, 0.0, 4096.0, 4096.0, 4096.0]);
         assert_eq!(of(&tape.backward(&taken).unwrap(), &table), [0.0, 0.0, 0.0, 4096.0, 4096.0, 4096.0]);
@@ -128,7 +130,7 @@ fn mixed_operands_take_the_type_that_holds_them() -> Result<()> {
             let y = a.clone().where_(&cond, b)?;
             assert_eq!(y.dtype(), expected, "{} with {}", a.dtype(), b.dtype());
             assert_eq!(a.clone().addcmul(b, a, 1.0)?.dtype(), expected);
-            let gradients = tape.backward_retain(&y.sum()?)?;
+            let gradients = tape.backward_with(&y.sum()?, BackwardOptions::RETAIN)?;
             assert_eq!(gradients.of(a).unwrap().dtype(), a.dtype());
         }
     }
@@ -185,7 +187,7 @@ fn many_tiles_pieces_and_strips() {
             let y = program(&leaves).unwrap_or_else(|e| panic!("{name} in {dtype}: {e}"));
             let mut all = vec![numbers(&y)];
             let seed = cast(random(&device, &y.shape(), 9, rounded));
-            let gradients = tape.backward_from(&[(&y, &seed)], false).unwrap();
+            let gradients = tape.backward_from(&[(&y, &seed)], BackwardOptions::default()).unwrap();
             all.extend(leaves.iter().map(|x| gradients.of(x).unwrap().to_f64_vec().unwrap()));
             all
         };
@@ -295,7 +297,7 @@ fn a_scaled_backward_is_backward_times_the_scale() {
         let x = tape.leaf(&x0).unwrap();
         let loss = x.clone().gelu().unwrap().recompute().unwrap().square().unwrap().mean().unwrap();
         let gradients = match scale {
-            Some(scale) => tape.backward_scaled(&loss, scale).unwrap(),
+            Some(scale) => tape.backward_with(&loss, BackwardOptions::scaled(scale)).unwrap(),
             None => tape.backward(&loss).unwrap(),
         };
         let meter = device.meter();
@@ -311,5 +313,5 @@ fn a_scaled_backward_is_backward_times_the_scale() {
     }
     let tape = Tape::new(&cpu());
     let x = leaf(&tape, &[2], &[1.0, 2.0], DType::F32);
-    assert!(matches!(tape.backward_scaled(&x, 2.0), Err(Error::NoGradient { .. })));
+    assert!(matches!(tape.backward_with(&x, BackwardOptions::scaled(2.0)), Err(Error::NoGradient { .. })));
 }

@@ -1,7 +1,7 @@
 //! Shapes and indices as users write them: PyTorch's meaning, and a clear refusal of what has none.
 
 use retape_core::ops::index::Index;
-use retape_core::{DType, Error, Result, Tape, Tensor, Var, meta};
+use retape_core::{BackwardOptions, DType, Error, Result, Tape, Tensor, Var, meta};
 use retape_tests::floats;
 
 /// 0, 1, 2, .. in this shape.
@@ -80,7 +80,7 @@ fn gradients_of_indices() {
     let x = counting(&tape, &[3, 2]);
     let y = x.clone().index(&[(&ids(&tape, &[4], &[1, -1, 1, 1])).into()]).unwrap();
     let g = floats(&tape.device(), &[4, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], DType::F64);
-    let gradients = tape.backward_from(&[(&y, &g)], false).unwrap();
+    let gradients = tape.backward_from(&[(&y, &g)], BackwardOptions::default()).unwrap();
     assert_eq!(gradients.of(&x).unwrap().to_f64_vec().unwrap(), [0.0, 0.0, 13.0, 16.0, 3.0, 4.0]);
 }
 

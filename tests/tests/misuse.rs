@@ -10,8 +10,8 @@ mod sizes;
 
 use retape_core::ops::*;
 use retape_core::{
-    DType, Decision, Device, Error, GradOptions, Mark, MemoryKind, Origin, Policy, Result, RuleInfo, ScopeSite, Site,
-    Tape, TapeOptions, Tensor, Var, scope,
+    BackwardOptions, DType, Decision, Device, Error, Mark, MemoryKind, Origin, Policy, Result, RuleInfo, ScopeSite,
+    Site, Tape, TapeOptions, Tensor, Var, scope,
 };
 use retape_tests::random;
 use std::cell::{Cell, RefCell};
@@ -57,7 +57,7 @@ impl OpRule for Round {
 #[test]
 fn each_mistake_names_op_path_and_remedy() {
     let device = cpu();
-    let create = GradOptions { create_graph: true, ..GradOptions::default() };
+    let create = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
     type Mistake<'a> = (&'a str, fn(&Error) -> bool, Box<dyn Fn(&Tape, &Var) -> Option<Error>>, &'a [&'a str]);
     let no_gradient: fn(&Error) -> bool = |e| matches!(e, Error::NoGradient { .. });
     let mistakes: Vec<Mistake<'_>> = vec![
@@ -173,8 +173,8 @@ fn the_second_derivative_is_refused_at_the_call() {
     let tape = Tape::new(&device);
     let x = leaf(&tape, &[3], 1);
     let loss = x.clone().square().unwrap().sum().unwrap();
-    let retain = GradOptions { retain_graph: true, create_graph: false };
-    let error = tape.grad_with(&loss, &[&x], GradOptions { create_graph: true, ..retain }).unwrap_err();
+    let retain = BackwardOptions::RETAIN;
+    let error = tape.grad_with(&loss, &[&x], BackwardOptions { create_graph: true, ..retain }).unwrap_err();
     assert_eq!(error, Error::SecondOrder { path: "sum".into(), op: "sum" });
     let first = tape.grad_with(&loss, &[&x], retain).unwrap();
     assert_eq!(first[0].to_bytes(), tape.grad(&loss, &[&x]).unwrap()[0].to_bytes());
@@ -265,7 +265,7 @@ fn a_policy_that_uses_its_own_tape_gets_errors_and_no_panic() {
             seen.push(x.tensor().err());
             seen.push(x.set_mark(Mark::Keep).err());
             seen.push(tape.backward(x).err());
-            seen.push(tape.backward_from(&[(x, &one)], true).err());
+            seen.push(tape.backward_from(&[(x, &one)], BackwardOptions::RETAIN).err());
             seen.push(tape.grad(x, &[x]).err());
             seen.push(tape.ledger().err());
         });

@@ -1,6 +1,6 @@
 //! Numbers at the ends of their dtypes: casts, int8 groups, elementwise functions and losses.
 
-use retape_core::{DType, Device, Result, Tape, Tensor, Var};
+use retape_core::{BackwardOptions, DType, Device, Result, Tape, Tensor, Var};
 use retape_tests::{casts, far, floats, int8};
 use std::sync::OnceLock;
 
@@ -55,7 +55,7 @@ fn gradients(inputs: &[Tensor], f: impl Fn(&[Var]) -> Result<Var>) -> Vec<Vec<f6
     let x: Vec<Var> = inputs.iter().map(|x| leaf(x).unwrap()).collect();
     let y = f(&x).unwrap();
     let ones = Tensor::full(&cpu(), &y.shape(), y.dtype(), 1.0).unwrap();
-    let gradients = tape.backward_from(&[(&y, &ones)], false).unwrap();
+    let gradients = tape.backward_from(&[(&y, &ones)], BackwardOptions::default()).unwrap();
     let of = |x: &Var| gradients.of(x).map_or(Vec::new(), |g| g.to_f64_vec().unwrap());
     x.iter().map(of).collect()
 }

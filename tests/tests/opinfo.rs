@@ -29,7 +29,7 @@ mod shape;
 mod spatial;
 
 use call::Call;
-use retape_core::{DType, Device, Result, Tape, TapeOptions, Tensor, Var};
+use retape_core::{BackwardOptions, DType, Device, Result, Tape, TapeOptions, Tensor, Var};
 use retape_nn::checkpoint::{self, File};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -265,7 +265,9 @@ fn agrees(device: &Device, op: &str, case: &Value, file: &File) -> Result<bool, 
     let actual = outputs.iter().map(Var::tensor).collect::<Result<Vec<_>>>().map_err(|e| e.to_string())?;
     let gradients = match seeds.is_empty() {
         true => None,
-        false => Some(scene.tape.backward_from(&seeds, false).map_err(|e| format!("backward: {e}"))?),
+        false => {
+            Some(scene.tape.backward_from(&seeds, BackwardOptions::default()).map_err(|e| format!("backward: {e}"))?)
+        }
     };
     let difference = DIFFERENCES.iter().find(|d| d.op == op && (d.applies)(case));
     let skip = difference.map_or((|_| false) as fn(f64) -> bool, |d| d.elements);

@@ -1,8 +1,8 @@
 //! What a plan promises is what a step takes: plans of random programs, run on the CPU.
 //! `RETAPE_CASES` sets the number of programs.
 
-use retape_core::{Device, Error, Policy, Tape, TapeOptions, Tensor, Trace, meta};
-use retape_policy::{Int8Use, Planner, PlannerOptions};
+use retape_core::{Device, Error, Int8Spec, Mark, Policy, Tape, TapeOptions, Tensor, Trace, meta};
+use retape_policy::{LossyUse, Planner, PlannerOptions};
 use retape_tests::gradient_bytes;
 use retape_tests::programs::{Config, RandomMarks, forward, tensors};
 use std::rc::Rc;
@@ -45,8 +45,11 @@ fn a_plan_takes_what_it_says() {
             let of_dry = tensors(&dry);
             let of_cpu = tensors(&device);
             let plain = step(&device, &of_cpu, config, None).unwrap();
-            for int8 in [false, true] {
-                let options = PlannerOptions { int8: int8.then(Int8Use::default), ..PlannerOptions::default() };
+            for lossy in
+                [vec![], vec![Mark::Int8(Int8Spec::DEFAULT)], Mark::all().filter(|mark| mark.is_lossy()).collect()]
+            {
+                let lossy = (!marks.is_empty()).then(|| LossyUse::from_iter(marks.iter().copied()));
+                let options = PlannerOptions { lossy, ..PlannerOptions::default() };
                 let planner = Planner::new(record(&dry, &of_dry, config, None), options)
                     .unwrap_or_else(|e| panic!("{config:?}: {e}"));
                 let (smallest, largest) = (planner.smallest(), planner.largest());
@@ -58,13 +61,13 @@ fn a_plan_takes_what_it_says() {
                     assert_eq!(
                         (real.0, real.1),
                         (plan.peak_bytes, plan.saved_bytes),
-                        "{config:?}, int8 {int8}, {budget}"
+                        "{config:?}, {marks:?}, {budget}"
                     );
                     assert!(real.0 <= budget, "{config:?}, {budget}");
                     assert!(plan.overhead_seconds_percent <= seconds, "{config:?}, {budget}");
                     seconds = plan.overhead_seconds_percent;
-                    let exact = plan.marks.iter().all(|m| m.mark.name() != "int8");
-                    assert!(exact || int8);
+                    let exact = plan.marks.iter().all(|m| !m.mark.is_lossy());
+                    assert!(exact || !marks.is_empty());
                     assert!(!exact || real.2 == plain.2, "{config:?}, {budget}: other gradients");
                     plans += 1;
                 }

@@ -1,7 +1,7 @@
 //! Ragged batches: attention within sequences that lie one after the other, against each sequence by itself.
 
 use retape_core::ops::attention::AttentionOptions;
-use retape_core::{DType, Device, Result, Tape, TapeOptions, Tensor, Var};
+use retape_core::{BackwardOptions, DType, Device, Result, Tape, TapeOptions, Tensor, Var};
 use retape_tests::{random, relative_error};
 
 type Lengths<'a> = (&'a [usize], &'a [usize]);
@@ -26,7 +26,7 @@ fn run(device: &Device, inputs: &[Tensor; 3], f: impl Fn(&Var, &Var, &Var) -> Re
     let [q, k, v] = inputs.clone().map(|t| tape.leaf(&t).unwrap());
     let y = f(&q, &k, &v).unwrap();
     let g = random(device, &y.shape(), 9, y.dtype());
-    let gradients = tape.backward_from(&[(&y, &g)], false).unwrap();
+    let gradients = tape.backward_from(&[(&y, &g)], BackwardOptions::default()).unwrap();
     let of = |x: &Var| gradients.of(x).unwrap().to_f64_vec().unwrap();
     vec![y.tensor().unwrap().to_f64_vec().unwrap(), of(&q), of(&k), of(&v)]
 }

@@ -1,8 +1,8 @@
 //! Tensors of other devices on a tape of the meta device: a closure over a model on the CPU is run dry as it is.
 
 use retape_core::{
-    DType, Device, Error, Mark, MemoryKind, ParameterId, Policy, Result, Tape, TapeOptions, Tensor, Trace, Var, meta,
-    scope,
+    BackwardOptions, DType, Device, Error, Mark, MemoryKind, ParameterId, Policy, Result, Tape, TapeOptions, Tensor,
+    Trace, Var, meta, scope,
 };
 use retape_cpu::device_with_threads;
 use retape_nn::data::ByteText;
@@ -196,7 +196,7 @@ fn devices_and_their_storages_are_apart() {
             assert!(matches!(result, Err(Error::DeviceMismatch { .. })), "{result:?}");
         }
         let leaf = tape.leaf(&x).unwrap();
-        let from = tape.backward_from(&[(&leaf, tensor)], true);
+        let from = tape.backward_from(&[(&leaf, tensor)], BackwardOptions::RETAIN);
         assert!(matches!(from, Err(Error::DeviceMismatch { .. })), "{from:?}");
     }
 }
@@ -319,7 +319,7 @@ fn a_gradient_to_start_from() {
         let tape = Tape::new(device);
         let leaf = tape.leaf(&x).unwrap();
         let y = leaf.clone().gelu().unwrap();
-        let gradients = tape.backward_from(&[(&y, &g)], false).unwrap();
+        let gradients = tape.backward_from(&[(&y, &g)], BackwardOptions::default()).unwrap();
         assert!(gradients.of(&leaf).unwrap().device() == device);
         peaks.push(device.meter().step_peak());
     }

@@ -1,7 +1,8 @@
 //! A recorded forward pass that is run again takes the memory of the model itself, to the byte and in the same order.
 
 use retape_core::{
-    DType, Device, Error, Mark, MemoryKind, ParameterId, Policy, Result, Tape, TapeOptions, Tensor, Trace, Var,
+    BackwardOptions, DType, Device, Error, Mark, MemoryKind, ParameterId, Policy, Result, Tape, TapeOptions, Tensor,
+    Trace, Var,
 };
 use retape_core::{meta, scope};
 use retape_nn::data::ByteText;
@@ -123,7 +124,7 @@ fn what_forward_makes_itself() {
     let x = Tensor::full(&device, &[4], DType::F32, 0.0).unwrap();
     let backward = Trace::record(&device, None, |tape| {
         let loss = tape.leaf(&x)?.gelu()?.sum()?;
-        tape.backward_retain(&loss)?;
+        tape.backward_with(&loss, BackwardOptions::RETAIN)?;
         Ok::<_, Error>(loss)
     });
     assert!(matches!(backward, Err(Error::NoGradient { .. })), "{backward:?}");

@@ -219,7 +219,6 @@ mod tests {
     use serde_json::{Value, json};
 
     fn config() -> RunConfig {
-        let profile = Profile { int8_group: Some(64), ..Profile::default() };
         let sensitivity =
             [("transformer.h.*.mlp.gelu gelu_tanh".to_owned(), 0.25), ("head linear".to_owned(), f64::INFINITY)];
         RunConfig {
@@ -230,7 +229,10 @@ mod tests {
             model: GptConfig::default(),
             policy: "none".into(),
             marks: vec!["**.gelu=recompute".into()],
-            profile: Some(Profile { sensitivity: sensitivity.into_iter().collect(), ..profile }),
+            profile: Some(Profile {
+                sensitivity: [("int8".to_owned(), sensitivity.into_iter().collect())].into(),
+                ..Profile::default()
+            }),
             settings: Settings::default(),
             scaler: Some(LossScaler::default()),
             data: DataId { file: None, bytes: 1000, hash: "0".into() },

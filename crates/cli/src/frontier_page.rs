@@ -7,11 +7,11 @@ use crate::inspect;
 use crate::measure::Case;
 use crate::page::Page;
 use crate::report::without_numbers;
-use retape::LedgerEntry;
 use retape::nn::GptConfig;
+use retape::{EntryMark, LedgerEntry, Mark, StorageFormat};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 /// A point of another engine.
@@ -59,10 +59,20 @@ fn block_of(path: &str) -> Option<usize> {
     path.strip_prefix("transformer.h.")?.split('.').next()?.parse().ok()
 }
 
-/// A mark as the letter that it begins with. An int8 mark that a reader doesn't allow is as good as `exact`.
+/// A mark as the letter that it begins with. A lossy mark that a reader doesn't allow is as good as `exact`.
 fn letter(entry: &LedgerEntry) -> char {
-    let mark = if entry.mark == "int8" && entry.stored_bytes >= entry.bytes { "exact" } else { entry.mark };
-    mark.chars().next().unwrap_or('n')
+    let mark = if entry.is_skipped() { EntryMark::Exact } else { entry.mark };
+    first(mark.name())
+}
+
+fn first(name: &str) -> char {
+    name.chars().next().unwrap_or('n')
+}
+
+/// The formats that change numbers, as the page draws them: by letter, a colour's name and what to say.
+fn lossy_marks() -> BTreeMap<char, (String, &'static str)> {
+    let formats = Mark::FORMATS.iter().filter_map(Mark::format).filter(|format| format.is_lossy());
+    formats.enumerate().map(|(i, f)| (first(f.name()), (format!("lossy-{i}"), f.about()))).collect()
 }
 
 /// The rows of all points of one form of attention, in recording order, with each point's letters.
@@ -123,6 +133,7 @@ pub fn html(
         .iter()
         .map(|point| json!({ "label": point.line.label(), "kind": kind(point), "overhead": point.overhead() }))
         .collect();
+    let lossy = lossy_marks();
     let mut forms = serde_json::Map::new();
     for (form, ledgers) in by_form {
         let rows = rows(&ledgers, config.layers.max(1));
@@ -132,22 +143,21 @@ pub fn html(
                 row.cells.get(point).cloned().unwrap_or_else(|| ".".repeat(width))
             });
             let letters: Vec<String> = letters.collect();
-            extras[*point]["int8"] = letters.iter().any(|row| row.contains('i')).into();
+            extras[*point]["lossy"] = letters.iter().any(|row| row.contains(|c| lossy.contains_key(&c))).into();
             extras[*point]["marks"] = letters.into();
         }
         forms.insert(form.to_owned(), json!(rows));
     }
-    let data =
-        json!({ "frontier": document, "extras": extras, "rows": forms, "blocks": config.layers, "peers": peers });
+    let data = json!({ "frontier": document, "extras": extras, "rows": forms, "blocks": config.layers, "peers": peers, "lossy": lossy });
     Page::Frontier.fill(&format!("retape frontier: {}", document["model"]["name"].as_str().unwrap_or("")), &data)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use retape::DType;
+    use retape::{DType, DecidedBy, Int8Spec};
 
-    fn entry(id: u64, path: &str, mark: &'static str) -> LedgerEntry {
+    fn entry(id: u64, path: &str, mark: EntryMark) -> LedgerEntry {
         LedgerEntry {
             id,
             path: path.to_owned(),
@@ -156,9 +166,9 @@ mod tests {
             shape: vec![4],
             dtype: DType::F32,
             bytes: 16,
-            stored_bytes: if mark == "int8" { 8 } else { 16 },
+            stored_bytes: if matches!(mark, EntryMark::Mark(mark) if mark.is_lossy()) { 8 } else { 16 },
             mark,
-            rule: "default".to_owned(),
+            rule: DecidedBy::Default,
             readers: Vec::new(),
             recompute_flops: 0,
             depth: 0,
@@ -170,13 +180,14 @@ mod tests {
 
     #[test]
     fn marks_are_letters_by_block() {
+        let int8 = EntryMark::Mark(Mark::Int8(Int8Spec::default()));
         let first = vec![
-            entry(0, "transformer.embed", "none"),
-            entry(2, "transformer.h.0.b", "keep"),
-            entry(4, "transformer.h.1.b", "recompute"),
+            entry(0, "transformer.embed", EntryMark::Unmarked),
+            entry(2, "transformer.h.0.b", EntryMark::Mark(Mark::Keep)),
+            entry(4, "transformer.h.1.b", EntryMark::Mark(Mark::Recompute)),
         ];
-        let second = vec![entry(1, "transformer.h.0.a", "exact"), entry(4, "transformer.h.1.b", "int8")];
-        assert_eq!(letter(&LedgerEntry { stored_bytes: 16, ..entry(0, "a", "int8") }), 'e');
+        let second = vec![entry(1, "transformer.h.0.a", EntryMark::Exact), entry(4, "transformer.h.1.b", int8)];
+        assert_eq!(letter(&LedgerEntry { stored_bytes: 16, ..entry(0, "a", int8) }), 'e');
         let rows = rows(&[(0, first), (1, second)], 2);
         let shown: Vec<_> = rows.iter().map(|r| (r.path.as_str(), r.cells.get(&0), r.cells.get(&1))).collect();
         let text = |t: &str| Some(t.to_owned());

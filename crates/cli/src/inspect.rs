@@ -126,7 +126,7 @@ fn print(ledger: &Ledger, all: bool) -> Result<()> {
             value.readers.iter().map(|path| if all { path.clone() } else { report::without_numbers(path) }).collect();
         let readers = readers.into_iter().collect::<Vec<_>>().join(", ");
         let readers = if all { readers } else { report::shortened(&readers, 44) };
-        let mark = if value.held_by_handle { format!("{} (held)", value.mark) } else { value.mark.to_owned() };
+        let mark = if value.held_by_handle { format!("{} (held)", value.mark) } else { value.mark.to_string() };
         table.add_row([
             group.values.to_string(),
             group.path.clone(),
@@ -135,7 +135,7 @@ fn print(ledger: &Ledger, all: bool) -> Result<()> {
             bytes(group.bytes),
             bytes(group.stored),
             mark,
-            if all { value.rule.clone() } else { report::shortened(&value.rule, 36) },
+            if all { value.rule.to_string() } else { report::shortened(&value.rule.to_string(), 36) },
             count(group.flops),
             value.depth.to_string(),
             readers,

@@ -6,8 +6,9 @@ use crate::policy::{Budget, NamedPolicy, Planned, PolicySpec};
 use crate::report;
 use crate::subject::{DryRun, Subject};
 use retape::Trace;
-use retape::policy::{CostModel, Int8Use, Planner, PlannerOptions, Profile, Sensitivity};
-use retape::prelude::{Gradients, Int8Spec, Policy};
+use retape::policy::{CostModel, LossyFormat, LossyUse, Planner, PlannerOptions, Profile, Sensitivity};
+use retape::prelude::{Gradients, Mark, Policy};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 
@@ -71,17 +72,17 @@ impl<'a> Planning<'a> {
                 return Ok(planned(plan));
             }
             // A little more than what was measured, so that the next is below.
-            sensitivity = sensitivity.calibrated(estimate, 1.1 * measured);
+            for errors in sensitivity.values_mut() {
+                *errors = errors.calibrated(estimate, 1.1 * measured);
+            }
             planner = Rc::new(self.new_planner(spec, budget, sensitivity.clone())?);
         }
-        report::note(
-            "note: every plan with int8 that was tried adds more than the bound; this one uses none of its own",
-        );
+        report::note("note: every lossy plan that was tried adds more than the bound; this one uses none of its own");
         let planner = self.planner(spec, Budget { max_gradient_error: None, ..budget })?;
         Ok(Planned { budget: bytes, plan: Rc::new(planner.plan(bytes)?), smallest: planner.smallest() })
     }
 
-    /// The planner for these marks and this use of int8.
+    /// The planner for these marks and this use of lossy formats.
     fn planner(&mut self, spec: &PolicySpec, budget: Budget) -> Result<Rc<Planner>> {
         self.load_or_measure(spec, budget)?;
         let key = format!("{} {:?} {}", marks_of(spec), budget.max_gradient_error, budget.group);
@@ -96,14 +97,19 @@ impl<'a> Planning<'a> {
         Ok(planner)
     }
 
-    fn new_planner(&self, spec: &PolicySpec, budget: Budget, sensitivity: Sensitivity) -> Result<Planner> {
+    fn new_planner(
+        &self,
+        spec: &PolicySpec,
+        budget: Budget,
+        mut sensitivity: BTreeMap<String, Sensitivity>,
+    ) -> Result<Planner> {
         let costs = self.profile.as_ref().map_or_else(Default::default, |p| p.costs.clone());
-        let int8 = budget.max_gradient_error.filter(|&e| e > 0.0).map(|bound| Int8Use {
-            spec: int8_of(budget),
+        let mut measured = |mark: Mark| Some(LossyFormat { mark, sensitivity: sensitivity.remove(&mark.text())? });
+        let lossy = budget.max_gradient_error.filter(|&e| e > 0.0).map(|bound| LossyUse {
+            formats: lossy_marks(budget).filter_map(&mut measured).collect(),
             max_gradient_error: Some(bound),
-            sensitivity,
         });
-        Ok(Planner::new(self.trace(spec)?, PlannerOptions { costs, int8, ..PlannerOptions::default() })?)
+        Ok(Planner::new(self.trace(spec)?, PlannerOptions { costs, lossy, ..PlannerOptions::default() })?)
     }
 
     fn trace(&self, spec: &PolicySpec) -> Result<Trace> {
@@ -127,20 +133,35 @@ impl<'a> Planning<'a> {
             }
             self.profile = Some(Profile { model: Some(profile.model.clone().unwrap_or(model)), ..profile });
         }
-        let profile = self.profile.as_ref().expect("it was made above");
-        if budget.max_gradient_error.is_none_or(|e| e <= 0.0) || profile.int8_group == Some(budget.group) {
+        if budget.max_gradient_error.is_some_and(|e| e > 0.0) {
+            for mark in lossy_marks(budget) {
+                self.measure_error(spec, mark)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Measures what a lossy mark adds to the gradients, where nobody has. A profile file that has errors says which
+    /// formats are used.
+    fn measure_error(&mut self, spec: &PolicySpec, mark: Mark) -> Result<()> {
+        let known = self.profile.as_ref().map_or_else(Default::default, |p| p.sensitivity.clone());
+        if known.contains_key(&mark.text()) {
             return Ok(());
         }
-        if let (Some(file), Some(group)) = (&spec.profile, profile.int8_group) {
+        if let (Some(file), false) = (&spec.profile, known.is_empty()) {
+            let others: Vec<Mark> = known.keys().filter_map(|text| text.parse().ok()).collect();
+            let Some(other) = others.iter().find(|other| other.name() == mark.name()) else { return Ok(()) };
             return Err(Failure::usage(format!(
-                "--profile {}: its errors are of int8 in groups of {group}; take --int8-group {group}",
-                file.display()
+                "--profile {}: its errors are of {}, not of {}; take the same, for int8 by --int8-group N",
+                file.display(),
+                other.text(),
+                mark.text()
             )));
         }
-        let (trace, int8) = (self.trace(spec)?, int8_of(budget));
-        let sensitivity = self.subject(spec)?.0.sensitivity(&trace, int8)?;
-        let profile = self.profile.as_mut().expect("it was made above");
-        (profile.sensitivity, profile.int8_group) = (sensitivity, Some(budget.group));
+        let trace = self.trace(spec)?;
+        let sensitivity = self.subject(spec)?.0.sensitivity(&trace, mark)?;
+        let profile = self.profile.get_or_insert_default();
+        profile.sensitivity.insert(mark.text(), sensitivity);
         Ok(())
     }
 
@@ -195,8 +216,10 @@ fn marks_of(spec: &PolicySpec) -> String {
     PolicySpec { name: String::new(), ..spec.clone() }.label()
 }
 
-fn int8_of(budget: Budget) -> Int8Spec {
-    Int8Spec { group: budget.group, ..Int8Spec::default() }
+/// The lossy marks that a budget's plan may use, with its arguments.
+fn lossy_marks(budget: Budget) -> impl Iterator<Item = Mark> {
+    let group = budget.group.to_string();
+    Mark::all().filter(|mark| mark.is_lossy()).map(move |mark| mark.with("group", &group).unwrap_or(mark))
 }
 
 fn load(file: &Path) -> Result<Profile> {

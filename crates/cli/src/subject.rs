@@ -7,7 +7,7 @@ use crate::trainer::Batcher;
 use crate::{process, report};
 use retape::nn::{AttentionForm, Gpt, GptConfig, clip_grad_norm};
 use retape::policy::Sensitivity;
-use retape::prelude::{Device, Gradients, Int8Spec, Policy, Tape, TapeOptions, Tensor};
+use retape::prelude::{Device, Gradients, Mark, Policy, Tape, TapeOptions, Tensor};
 use retape::{Stats, Trace};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -108,16 +108,16 @@ impl Subject {
         Ok(clip_grad_norm(gradients, &self.model.parameters(), f64::INFINITY)?.norm)
     }
 
-    /// What int8 of each kind of value adds to the gradients; `trace` is the same model's.
-    pub fn sensitivity(&self, trace: &Trace, spec: Int8Spec) -> Result<Sensitivity> {
+    /// What a lossy mark on each kind of value adds to the gradients; `trace` is the same model's.
+    pub fn sensitivity(&self, trace: &Trace, mark: Mark) -> Result<Sensitivity> {
         let bar = report::progress(0);
         let forward = |tape: &Tape| self.model.loss(tape, &self.tokens, &self.targets).map_err(Failure::from);
         let tick = |kind: &str| {
-            bar.set_message(format!("gradient error of int8: {kind}"));
+            bar.set_message(format!("gradient error of {mark}: {kind}"));
             bar.inc_length(1);
             bar.inc(1);
         };
-        let sensitivity = Sensitivity::measure(self.device(), trace, spec, forward, tick)?;
+        let sensitivity = Sensitivity::measure(self.device(), trace, mark, forward, tick)?;
         bar.finish_and_clear();
         Ok(sensitivity)
     }

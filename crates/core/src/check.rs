@@ -53,7 +53,11 @@ pub fn check_gradients(
         seeds.push((y, Tensor::from_slice(device, &y.shape(), c)?.cast(y.dtype(), MemoryKind::Input)?));
     }
     let pairs: Vec<(&Var, &Tensor)> = seeds.iter().map(|(y, g)| (*y, g)).collect();
-    let gradients = if pairs.is_empty() { Default::default() } else { tape.backward_from(&pairs, false)? };
+    let gradients = if pairs.is_empty() {
+        Default::default()
+    } else {
+        tape.backward_from(&pairs, crate::BackwardOptions::default())?
+    };
 
     // <cotangent, outputs> at the inputs moved by `distance` along `direction` of input `moved`.
     let value = |moved: usize, direction: &[f64], distance: f64| -> Result<f64> {

@@ -129,7 +129,8 @@ pub enum Error {
     },
     /// A user's rule decided for no value.
     #[error(
-        "rule `{rule}` decided for no value on this tape: it matches none, or stronger marks cover all that it matches; correct the pattern or remove the rule"
+        "rule `{rule}` decided for no value on this tape: it matches none, or stronger marks cover all that it matches; \
+         correct the pattern or remove the rule"
     )]
     RuleMatchedNothing {
         /// The rule as the user wrote it.
@@ -151,11 +152,14 @@ pub enum Error {
         /// Paths and ops of the largest saved values, one of each kind.
         largest: String,
     },
-    /// An int8 store met a group with an infinity or a NaN.
+    /// A lossy store met a number that its format can't hold: an infinity, a NaN, or one beyond its range.
     #[error(
-        "int8 store of `{path}` ({op}): a group of values holds an infinity or NaN, which int8 can't represent; keep this value, or allow the fallback to full precision"
+        "{format} store of `{path}` ({op}): a value holds an infinity, a NaN or a number beyond the format, which {format} \
+         can't represent; keep this value, or allow the fallback to full precision"
     )]
     NonFinite {
+        /// The format, `int8`.
+        format: &'static str,
         /// The value's path.
         path: String,
         /// The op that made the value.
@@ -163,7 +167,8 @@ pub enum Error {
     },
     /// The tape was consumed by `backward`.
     #[error(
-        "{what} at `{path}`: this tape was consumed by `backward`; start a new tape, or use `backward_retain` to keep it"
+        "{what} at `{path}`: this tape was consumed by `backward`; start a new tape, or keep it by `backward_with` and \
+         `BackwardOptions::RETAIN`"
     )]
     TapeConsumed {
         /// The op or the call.
@@ -218,7 +223,7 @@ pub enum Error {
          seed: Some(seed), ..TapeOptions::default() }})`, another seed for each training step"
     )]
     Unseeded {
-        /// The op, or the rounding of an int8 store.
+        /// The op, or the rounding of a packing.
         what: &'static str,
         /// Where on the tape.
         path: String,
@@ -256,9 +261,9 @@ pub enum Error {
 }
 
 impl Error {
-    /// An error of an int8 store that knows no value, with the value's names.
+    /// An error of a packing that knows no value, with the value's names.
     pub(crate) fn of_value(mut self, value: &str, its_op: &'static str) -> Self {
-        if let Error::NonFinite { path, op } | Error::MarkNotAllowed { path, op, .. } = &mut self {
+        if let Error::NonFinite { path, op, .. } | Error::MarkNotAllowed { path, op, .. } = &mut self {
             (*path, *op) = (value.into(), its_op);
         }
         if let Error::Unseeded { path, .. } = &mut self {

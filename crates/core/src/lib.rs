@@ -4,7 +4,6 @@
 
 mod check;
 mod device;
-mod diff;
 mod dtype;
 mod error;
 pub mod glob;
@@ -22,21 +21,23 @@ mod stand_in;
 pub mod tape;
 mod tensor;
 mod timeline;
+mod trace;
 
 pub use check::{GradientCheck, check_gradients};
 pub use device::{Backend, Buffer, Device, Storage};
-pub use diff::LedgerChange;
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use kernel::{Kernel, Launch};
-pub use ledger::{Ledger, LedgerEntry, LedgerTotals, Lint, RuleUse};
-pub use mark::{BlockScope, Decision, Int8Spec, Mark, Origin, Policy, PresetInfo, Rounding, RuleInfo, ScopeSite, Site};
+pub use ledger::{DecidedBy, EntryMark, Ledger, LedgerChange, LedgerEntry, LedgerTotals, Lint, RuleUse};
+pub use mark::{BlockScope, Decision, Mark, Origin, Policy, PresetInfo, RuleInfo, ScopeSite, Site};
 pub use meta::meta;
 pub use meter::{Contents, MemoryEvent, MemoryKind, MemoryMeter, Moment, Phase};
 pub use role::{Role, Roles};
+pub use tape::storage::{Int8Spec, Rounding, StorageFormat};
 pub use tape::{
-    DryRun, GradOptions, Gradients, NonFinite, ParameterId, Scope, ScopeGuard, StateId, Stats, Tape, TapeOptions,
-    Trace, TraceNode, TraceValue, Var, Verify, scope,
+    BackwardOptions, Gradients, NonFinite, ParameterId, Scope, ScopeGuard, StateId, Stats, Tape, TapeOptions, Var,
+    Verify, scope,
 };
 pub use tensor::Tensor;
 pub use timeline::{KindBytes, LiveAllocation, NodeName, TapeNames, Timeline, TimelinePoint};
+pub use trace::{DryRun, Trace, TraceNode, TraceValue};

@@ -1,6 +1,7 @@
 //! Marks: what the tape does with a value that backward will read; and the policy that decides marks for a whole model.
 
 use crate::ledger::{Ledger, Lint};
+use crate::tape::storage::Int8Spec;
 use crate::{DType, Role, Roles};
 use std::fmt;
 use std::ops::Range;
@@ -15,53 +16,64 @@ pub enum Mark {
     Recompute,
     /// Store it as int8 with a scale per group.
     Int8(Int8Spec),
+    /// Store it as bf16: 2 bytes an element.
+    Bf16,
 }
 
 impl Mark {
     /// The name used in ledgers, rules and on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Mark::Keep => "keep",
-            Mark::Recompute => "recompute",
-            Mark::Int8(_) => "int8",
+    pub fn name(self) -> &'static str {
+        self.format().map_or("recompute", |format| format.name())
+    }
+
+    /// All marks, formats with their usual arguments.
+    pub fn all() -> impl Iterator<Item = Mark> {
+        let [exact, lossy @ ..] = Mark::FORMATS;
+        [exact, Mark::Recompute].into_iter().chain(lossy)
+    }
+
+    /// The mark with an argument of its format changed: `("group", "32")` of int8.
+    ///
+    /// # Errors
+    /// What would be right, where the mark has no such argument or the value is none of it.
+    pub fn with(self, argument: &str, value: &str) -> Result<Mark, String> {
+        match self.format() {
+            Some(format) => format.with(argument, value),
+            None => Err(format!("`{}` has no argument `{argument}`", self.name())),
         }
+    }
+
+    /// As rules write it: the name, and what differs from the usual arguments: `int8:group=32`.
+    pub fn text(self) -> String {
+        let arguments = self.format().map_or(Vec::new(), |format| format.arguments());
+        arguments.into_iter().fold(self.name().to_owned(), |text, (name, value)| format!("{text}:{name}={value}"))
     }
 }
 
+/// Its name.
 impl fmt::Display for Mark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
-/// How a value is stored as int8: symmetric, one scale per `group` consecutive elements of the last dimension. The
-/// scale is their largest magnitude: f32, and f64 for f64. Bytes: one per element and four (eight) per group, 1.0625
-/// per element at 64. A stored element is within half a step of the true one; a step is the scale / 127. See
-/// [`Kernel::Quantize`](crate::Kernel).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
-pub struct Int8Spec {
-    /// Elements per scale, at least 1.
-    pub group: usize,
-    /// How a quotient becomes an integer.
-    pub rounding: Rounding,
-}
+/// Reads what [`Mark::text`] writes.
+impl std::str::FromStr for Mark {
+    type Err = String;
 
-impl Default for Int8Spec {
-    fn default() -> Self {
-        Int8Spec { group: 64, rounding: Rounding::Nearest }
+    fn from_str(text: &str) -> Result<Mark, String> {
+        let mut parts = text.split(':');
+        let name = parts.next().unwrap_or_default();
+        let unknown = || {
+            let names: Vec<&str> = Mark::all().map(Mark::name).collect();
+            format!("unknown mark `{name}`; the marks are {}", names.join(", "))
+        };
+        let mark = Mark::all().find(|mark| mark.name() == name).ok_or_else(unknown)?;
+        parts.try_fold(mark, |mark, argument| {
+            let (name, value) = argument.split_once('=').unwrap_or((argument, ""));
+            mark.with(name, value)
+        })
     }
-}
-
-/// Rounding of quantized values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
-#[non_exhaustive]
-pub enum Rounding {
-    /// To the nearest integer, ties to even.
-    Nearest,
-    /// Up with the probability of what would be cut off, else down: the stored value is the true one on average. Seeded by
-    /// the tape's seed and the value's number, so that equal tapes store equal bits. [`Error::Unseeded`](crate::Error) on a
-    /// tape without a seed.
-    Stochastic,
 }
 
 /// What a policy sees of a value. It is never asked for views, leaves, integers and per-row statistics.
@@ -189,7 +201,7 @@ pub struct PresetInfo {
 }
 
 /// Decides marks as values are recorded. Must be a pure function of the site: a value is asked for again under another
-/// path when it leaves a scope. It runs inside the tape, which it can't use: see [`Tape`](crate::Tape).
+/// path when it leaves a scope. It may ask its tape for facts, and not change it: see [`Tape`](crate::Tape).
 pub trait Policy: fmt::Debug {
     /// The mark for a value, or none: then the value is kept if backward reads it and replayed through otherwise.
     fn mark(&self, site: &Site<'_>) -> Option<Decision>;

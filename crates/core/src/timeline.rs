@@ -63,6 +63,8 @@ pub struct NodeName {
 pub struct TapeNames {
     pub(crate) nodes: HashMap<u64, NodeName>,
     pub(crate) values: HashMap<u64, NodeName>,
+    /// How values are stored that are marked to be, in words.
+    pub(crate) formats: HashMap<u64, &'static str>,
 }
 
 impl TapeNames {
@@ -86,7 +88,7 @@ impl TapeNames {
             Some(Contents::Value(id)) => {
                 let what = match (piece.kind, piece.made.phase) {
                     (MemoryKind::Saved, _) => "saved",
-                    (MemoryKind::Quantized, _) => "saved as int8",
+                    (MemoryKind::Quantized, _) => self.formats.get(&id).copied().unwrap_or("saved in fewer bytes"),
                     (MemoryKind::Recomputed, Phase::Replay) => "replayed",
                     (MemoryKind::Recomputed, _) => "dequantized",
                     (MemoryKind::Activation, _) => "in use",

@@ -7,7 +7,7 @@
 //! this.
 
 use crate::{AdamW, Clip, Error, Parameter, Result, clip_grad_norm};
-use retape_core::{DType, Gradients, Tape, Var};
+use retape_core::{BackwardOptions, DType, Gradients, Tape, Var};
 use serde::{Deserialize, Serialize};
 
 /// The scale and how long it has been good. It is part of a run's state: saved and read again, the run goes on with the
@@ -42,7 +42,7 @@ impl LossScaler {
     pub fn backward(&self, tape: &Tape, loss: &Var) -> Result<Gradients> {
         // f16 itself doesn't hold the usual scales.
         let wide = if loss.dtype() == DType::F16 { &loss.clone().cast(DType::F32)? } else { loss };
-        Ok(tape.backward_scaled(wide, self.scale)?)
+        Ok(tape.backward_with(wide, BackwardOptions::scaled(self.scale))?)
     }
 
     /// Clips the norm of the unscaled gradients to `max_norm` (infinite: only measures it) and takes the optimizer's

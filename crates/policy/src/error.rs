@@ -1,6 +1,7 @@
 //! The one error type of this crate. Every message says what was wrong, where, and what would be right.
 
 use crate::PRESETS;
+use crate::rule::mark_names;
 
 /// `Result` with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -18,7 +19,7 @@ pub enum Error {
         reason: String,
     },
     /// No such mark.
-    #[error("unknown mark `{0}`; the marks are keep, recompute and int8")]
+    #[error("unknown mark `{0}`; the marks are {marks}", marks = mark_names())]
     UnknownMark(String),
     /// Not a byte size.
     #[error("`{0}` is not a byte size; write it like 512MiB, 1.5GB or 4096")]

@@ -1,10 +1,10 @@
 //! Rules in TOML.
 
 use crate::presets::{self, ModelShape};
-use crate::rule::{parse_role, parse_rounding};
+use crate::rule::parse_role;
 use crate::{Error, Result, Rule, RuleSet, parse_bytes, parse_mark};
+use retape_core::Origin;
 use retape_core::glob::Glob;
-use retape_core::{Int8Spec, Mark, Origin};
 use serde::Deserialize;
 
 /// A file. Its rules stay tables at first, so that an error in one can say which it is.
@@ -18,21 +18,21 @@ struct File {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Entry {
     path: Option<String>,
     role: Option<String>,
     output_of: Option<String>,
     mark: String,
     ids: Option<Vec<u64>>,
-    group: Option<usize>,
-    rounding: Option<String>,
     op: Option<String>,
     min_bytes: Option<NumberOrText>,
     max_bytes: Option<NumberOrText>,
     rank: Option<usize>,
     shape: Option<Vec<NumberOrText>>,
     max_intensity: Option<f64>,
+    /// Of the mark.
+    #[serde(flatten)]
+    arguments: toml::Table,
 }
 
 #[derive(Deserialize)]
@@ -63,7 +63,7 @@ impl RuleSet {
     ///     [[rule]]
     ///     path = "blocks.*.mlp.*"      # see `Rule` for the patterns; may be left out beside one of the next three
     ///     role = "feed_forward"        # see `Rule::role`
-    ///     mark = "int8"                # or "keep", "recompute"
+    ///     mark = "int8"                # or "keep", "recompute", "bf16"
     ///     group = 32                   # of int8: elements per scale, 64 if left out
     ///     rounding = "stochastic"      # of int8: or "nearest", which it is if left out
     ///     output_of = "block"          # see `Rule::output_of`
@@ -99,21 +99,11 @@ impl RuleSet {
 
 /// The rule that an entry describes, or what is wrong with it.
 fn rule(entry: Entry) -> Result<Rule, String> {
-    let mark = match (parse_mark(&entry.mark).map_err(|e| e.to_string())?, entry.group) {
-        (_, Some(0)) => return Err("`group` is 0; an int8 group has at least 1 element".to_owned()),
-        (Mark::Int8(spec), Some(group)) => Mark::Int8(Int8Spec { group, ..spec }),
-        (mark, None) => mark,
-        (mark, Some(_)) => return Err(format!("`group` belongs to mark = \"int8\", and the mark is \"{mark}\"")),
-    };
-    let mark = match (mark, entry.rounding.as_deref()) {
-        (mark, None) => mark,
-        (Mark::Int8(spec), Some(name)) => {
-            let rounding = parse_rounding(name);
-            let rounding = rounding.ok_or_else(|| format!("rounding `{name}` is neither nearest nor stochastic"))?;
-            Mark::Int8(Int8Spec { rounding, ..spec })
-        }
-        (mark, Some(_)) => return Err(format!("`rounding` belongs to mark = \"int8\", and the mark is \"{mark}\"")),
-    };
+    let mark = parse_mark(&entry.mark).map_err(|e| e.to_string())?;
+    let mark = entry.arguments.iter().try_fold(mark, |mark, (key, value)| {
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        mark.with(key, &text).map_err(|reason| format!("`{key}` is no key of a rule with mark = \"{mark}\": {reason}"))
+    })?;
     let by_role = entry.role.is_some() || entry.output_of.is_some();
     match (&entry.path, &entry.ids) {
         (None, None) if !by_role => {

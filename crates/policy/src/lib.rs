@@ -1,4 +1,4 @@
-//! Which saved values of a whole model are kept, recomputed or stored as int8: rules that users write, presets, and
+//! Which saved values of a whole model are kept, recomputed or stored in fewer bytes: rules that users write, presets, and
 //! files of rules.
 //!
 //! Every strategy is a [`RuleSet`], an ordered list of [`Rule`]s of which the first match decides; so they compose:
@@ -25,7 +25,8 @@ mod set;
 pub use bytes::parse_bytes;
 pub use error::{Error, Result};
 pub use planner::{
-    CostModel, Int8Use, Plan, PlanCache, PlannedMark, Planner, PlannerOptions, Profile, Sensitivity, budget,
+    CostModel, LossyFormat, LossyUse, Plan, PlanCache, PlannedMark, Planner, PlannerOptions, Profile, Sensitivity,
+    budget,
 };
 pub use presets::{ModelShape, PRESETS};
 pub use rule::{Rule, parse_mark};

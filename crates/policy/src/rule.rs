@@ -1,6 +1,6 @@
 use crate::{Error, Result, parse_bytes};
 use retape_core::glob::{Candidate, Glob, shortened};
-use retape_core::{Int8Spec, Mark, Role, Roles, Rounding, Site};
+use retape_core::{Mark, Role, Roles, Site};
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
 use std::str::FromStr;
@@ -167,8 +167,8 @@ impl Rule {
     }
 }
 
-/// Reads `GLOB=keep`, `GLOB=recompute` or `GLOB=int8`; of int8 the group and the rounding may follow
-/// (`GLOB=int8:group=32:rounding=stochastic`), and of any mark predicates as `Display` writes them:
+/// Reads `GLOB=keep` and so for each mark; arguments of the mark may follow (`GLOB=int8:group=32:rounding=stochastic`),
+/// and predicates as `Display` writes them:
 /// ` where role=attention, output_of=block, op=gelu*, bytes>=64, bytes<=4096, rank=2, shape=[*, >=8], ids=[3, 7],
 /// intensity<=8`.
 impl FromStr for Rule {
@@ -181,45 +181,24 @@ impl FromStr for Rule {
             Some((head, predicates)) if head.contains('=') => (head, Some(predicates)),
             _ => (text, None),
         };
-        let (pattern, mark) = match head.rsplit_once("=int8:") {
-            Some((pattern, arguments)) => {
-                let arguments = arguments.split(':').try_fold(Int8Spec::default(), int8_argument);
-                (pattern, Mark::Int8(arguments.map_err(wrong)?))
-            }
-            None => {
-                let (pattern, mark) = head
-                    .rsplit_once('=')
-                    .ok_or_else(|| wrong("has no mark; write GLOB=keep, GLOB=recompute or GLOB=int8"))?;
-                (pattern, parse_mark(mark)?)
-            }
+        let (pattern, mark) = split_mark(head)
+            .ok_or_else(|| wrong(&format!("has no mark; write GLOB=MARK, where the marks are {}", mark_names())))?;
+        let mark = match mark.contains(':') {
+            true => mark.parse().map_err(|reason: String| wrong(&reason))?,
+            false => parse_mark(mark)?,
         };
         let rule = Rule::new(pattern, mark)?;
         outside_brackets(predicates.unwrap_or_default()).try_fold(rule, Rule::with_predicate)
     }
 }
 
-/// Reads `group=N` or `rounding=..` of an int8 mark.
-fn int8_argument(spec: Int8Spec, argument: &str) -> Result<Int8Spec, &'static str> {
-    match argument.split_once('=') {
-        Some(("group", group)) => {
-            let group = group.parse().ok().filter(|&group: &usize| group > 0);
-            group.map(|group| Int8Spec { group, ..spec }).ok_or("write int8:group=N with a whole number N >= 1")
-        }
-        Some(("rounding", name)) => {
-            let rounding = parse_rounding(name).ok_or("write int8:rounding=nearest or int8:rounding=stochastic")?;
-            Ok(Int8Spec { rounding, ..spec })
-        }
-        _ => Err("int8 takes group=N and rounding=nearest or rounding=stochastic"),
-    }
-}
-
-/// The rounding of this name.
-pub(crate) fn parse_rounding(name: &str) -> Option<Rounding> {
-    match name {
-        "nearest" => Some(Rounding::Nearest),
-        "stochastic" => Some(Rounding::Stochastic),
-        _ => None,
-    }
+/// The pattern and the mark of a rule. Arguments of a mark hold `=`, too: `GLOB=int8:group=32`.
+fn split_mark(head: &str) -> Option<(&str, &str)> {
+    let with_arguments = Mark::all().filter_map(|mark| {
+        let (pattern, arguments) = head.rsplit_once(&format!("={mark}:"))?;
+        Some((pattern, &head[head.len() - arguments.len() - mark.name().len() - 1..]))
+    });
+    with_arguments.max_by_key(|(pattern, _)| pattern.len()).or_else(|| head.rsplit_once('='))
 }
 
 /// What stands between commas that no bracket or brace is around.
@@ -278,15 +257,7 @@ impl Rule {
 
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}={}", self.pattern.text(), self.mark)?;
-        if let Mark::Int8(spec) = self.mark
-            && spec != Int8Spec::default()
-        {
-            write!(f, ":group={}", spec.group)?;
-            if spec.rounding == Rounding::Stochastic {
-                f.write_str(":rounding=stochastic")?;
-            }
-        }
+        write!(f, "{}={}", self.pattern.text(), self.mark.text())?;
         let shape: Vec<_> = self.shape.iter().map(|dim| dim.text.as_str()).collect();
         let roles = self.roles.iter().map(|role| format!("role={role}"));
         let outputs = self.output_of.iter().map(|role| format!("output_of={role}"));
@@ -306,12 +277,16 @@ impl fmt::Display for Rule {
     }
 }
 
-/// The mark of this name, int8 with its default groups.
+/// The mark of this name, with the usual arguments.
 pub fn parse_mark(name: &str) -> Result<Mark> {
-    [Mark::Keep, Mark::Recompute, Mark::Int8(Int8Spec::default())]
-        .into_iter()
-        .find(|mark| mark.name() == name)
-        .ok_or_else(|| Error::UnknownMark(name.to_owned()))
+    Mark::all().find(|mark| mark.name() == name).ok_or_else(|| Error::UnknownMark(name.to_owned()))
+}
+
+/// The names of all marks, as a sentence lists them.
+pub(crate) fn mark_names() -> String {
+    let mut names: Vec<&str> = Mark::all().map(Mark::name).collect();
+    let last = names.pop().unwrap_or_default();
+    format!("{} and {last}", names.join(", "))
 }
 
 /// The role of this name, or what is wrong with it.

@@ -9,10 +9,12 @@ mod small;
 use graphs::{Dice, Marks};
 use retape_core::{DType, Int8Spec, Mark, Tape, Tensor, Trace, Var, meta, scope};
 use retape_nn::{AttentionForm, Gpt, GptConfig};
-use retape_policy::{Error, Int8Use, ModelShape, PRESETS, PlanCache, Planner, PlannerOptions, RuleSet};
+use retape_policy::{Error, LossyFormat, LossyUse, ModelShape, PRESETS, PlanCache, Planner, PlannerOptions, RuleSet};
 use small::SmallGraph;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+
+const INT8: Mark = Mark::Int8(Int8Spec::DEFAULT);
 
 /// Seconds of a node by the default costs, written down once more.
 fn seconds(flops: u64, traffic: u64) -> f64 {
@@ -74,7 +76,7 @@ fn nearly_as_cheap_as_the_best_of_all_marks() {
         let int8 = seed % 2 == 0;
         let graph = SmallGraph::random(seed, values);
         let best = brute_force(&graph.trace(), int8);
-        let options = PlannerOptions { int8: int8.then(Int8Use::default), ..PlannerOptions::default() };
+        let options = PlannerOptions { lossy: int8.then(|| LossyUse::from_iter([INT8])), ..PlannerOptions::default() };
         let planner = Planner::new(graph.trace(), options).unwrap();
         let (smallest, largest) = (best[0].0, best[best.len() - 1].0);
         missed_smallest += usize::from(planner.smallest() != smallest);
@@ -150,10 +152,10 @@ fn graphs_with_nothing_to_decide() {
         }),
     ];
     for (name, fixed, forward) in graphs {
-        for int8 in [None, Some(Int8Use::default())] {
+        for lossy in [None, Some(LossyUse::from_iter([INT8])), Some(LossyUse::from_iter([INT8, Mark::Bf16]))] {
             let trace = Trace::record(&device, None, forward).unwrap();
             let without = trace.run(None).unwrap().peak_bytes;
-            let planner = Planner::new(trace, PlannerOptions { int8, ..PlannerOptions::default() }).unwrap();
+            let planner = Planner::new(trace, PlannerOptions { lossy, ..PlannerOptions::default() }).unwrap();
             let (smallest, largest) = (planner.smallest(), planner.largest());
             assert_eq!(largest, without, "{name}");
             assert!(!fixed || smallest == largest, "{name}: {smallest} .. {largest}");
@@ -182,12 +184,9 @@ fn the_gradient_error_stays_within_its_bound() {
         let sensitivity: BTreeMap<String, f64> =
             free.map(|v| (format!("{} {}", v.path, v.op), 1e-3 * (1 + dice.throw(5)) as f64)).collect();
         for (bound, reach) in [(Some(4e-3), 4e-3), (Some(0.0), 0.0), (Some(-1.0), 0.0), (Some(f64::NAN), 0.0)] {
-            let int8 = Int8Use {
-                max_gradient_error: bound,
-                sensitivity: sensitivity.clone().into_iter().collect(),
-                ..Int8Use::default()
-            };
-            let options = PlannerOptions { int8: Some(int8), ..PlannerOptions::default() };
+            let format = LossyFormat { mark: INT8, sensitivity: sensitivity.clone().into_iter().collect() };
+            let lossy = Some(LossyUse { formats: vec![format], max_gradient_error: bound });
+            let options = PlannerOptions { lossy, ..PlannerOptions::default() };
             let planner = Planner::new(graph.trace(), options).unwrap();
             let mut last = f64::INFINITY;
             for at in 0..=20 {
@@ -215,9 +214,9 @@ fn an_error_that_is_no_number_is_unknown() {
         let graph = SmallGraph::random(seed, 7);
         let trace = graph.trace();
         let sensitivity = trace.values().iter().map(|v| (format!("{} {}", v.path, v.op), f64::NAN)).collect();
-        let int8 = Int8Use { max_gradient_error: Some(1.0), sensitivity, ..Int8Use::default() };
-        let planner =
-            Planner::new(graph.trace(), PlannerOptions { int8: Some(int8), ..PlannerOptions::default() }).unwrap();
+        let formats = vec![LossyFormat { mark: INT8, sensitivity }];
+        let lossy = Some(LossyUse { formats, max_gradient_error: Some(1.0) });
+        let planner = Planner::new(graph.trace(), PlannerOptions { lossy, ..PlannerOptions::default() }).unwrap();
         for plan in planner.frontier() {
             assert!(plan.marks.iter().all(|m| !matches!(m.mark, Mark::Int8(_))), "graph {seed}");
         }

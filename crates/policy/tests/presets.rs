@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Place, mark_of, mark_of_path};
-use retape_core::{DType, Ledger, LedgerEntry, Mark, Origin, Policy, Role, Roles, Site};
+use retape_core::{DType, DecidedBy, EntryMark, Ledger, LedgerEntry, Mark, Origin, Policy, Role, Roles, Site};
 use retape_policy::{ModelShape, PRESETS, parse, presets};
 use std::collections::HashSet;
 
@@ -196,8 +196,8 @@ fn flash_ffn_warns_of_explicit_attention() {
         dtype: DType::F32,
         bytes: 0,
         stored_bytes: 0,
-        mark: "none",
-        rule: "default".to_owned(),
+        mark: EntryMark::Unmarked,
+        rule: DecidedBy::Default,
         readers: Vec::new(),
         recompute_flops: 0,
         depth: 0,

@@ -2,7 +2,7 @@
 
 use crate::both::{Lie, both, epsilon, numbers};
 use retape_core::kernel::AdamWConfig;
-use retape_core::{DType, Device, Kernel, MemoryKind, Tape, Tensor};
+use retape_core::{BackwardOptions, DType, Device, Kernel, MemoryKind, Tape, Tensor};
 use retape_nn::{AdamW, Parameter};
 
 #[test]
@@ -62,7 +62,7 @@ fn small_steps_add_up_in_sixteen_bits() {
             for _ in 0..100 {
                 let tape = Tape::new(device);
                 let y = w.var(&tape).unwrap().scale(1.0).unwrap();
-                optimizer.step(&tape.backward_from(&[(&y, &g)], false).unwrap(), 1.0).unwrap();
+                optimizer.step(&tape.backward_from(&[(&y, &g)], BackwardOptions::default()).unwrap(), 1.0).unwrap();
             }
             assert_eq!(device.meter().live_of(MemoryKind::Optimizer), 37 * 12);
             let state = optimizer.state().unwrap();

@@ -4,7 +4,9 @@
 use super::{Mark, cpu, leaf};
 use retape_core::kernel::{BinaryFn, UnaryFn};
 use retape_core::ops::*;
-use retape_core::{DType, Device, Error, Kernel, MemoryKind, Result, Tape, TapeOptions, Tensor, Var, meta};
+use retape_core::{
+    BackwardOptions, DType, Device, Error, Kernel, MemoryKind, Result, Tape, TapeOptions, Tensor, Var, meta,
+};
 use smallvec::{SmallVec, smallvec};
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -416,7 +418,7 @@ fn misuse(h: &Var, x: &Var, fault: Fault) -> (Shows, Option<Error>) {
         let loss = y.clone().square()?.add(&z.clone().square()?)?.sum()?;
         drop((y, z));
         x.tape().ledger()?;
-        x.tape().backward_retain(&loss).map(drop)
+        x.tape().backward_with(&loss, BackwardOptions::RETAIN).map(drop)
     }));
     match passed {
         Err(_) => (Shows::Backward, Option::None),

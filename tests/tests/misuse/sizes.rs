@@ -9,7 +9,8 @@ use retape_core::ops::conv::{Conv, Padding};
 use retape_core::ops::index::Index;
 use retape_core::ops::pool::Pool;
 use retape_core::{
-    DType, Device, Error, Int8Spec, Kernel, Mark, MemoryKind, Result, Rounding, Tape, TapeOptions, Tensor, Var, meta,
+    BackwardOptions, DType, Device, Error, Int8Spec, Kernel, Mark, MemoryKind, Result, Rounding, Tape, TapeOptions,
+    Tensor, Var, meta,
 };
 use retape_tests::choices::{Bytes, Choices};
 use retape_tests::random;
@@ -312,7 +313,7 @@ fn outcome(device: &Device, call: Call, bytes: &[u8]) -> Result<Vec<Vec<usize>>>
     let shapes = y.iter().map(|y| y.shape().to_vec()).collect();
     let is_small = |y: &&Var| y.shape().iter().fold(1usize, |n, &size| n.saturating_mul(size)) < 10_000;
     for y in y.iter().filter(is_small).filter(|y| y.requires_grad()).take(3) {
-        tape.backward_retain(&y.clone().sum()?)?;
+        tape.backward_with(&y.clone().sum()?, BackwardOptions::RETAIN)?;
     }
     Ok(shapes)
 }

@@ -2,7 +2,7 @@
 //! flashinfer 5090; A4 tiny-flash-attention 12; A5 flash-attention 414, 2244; A6 flash-attention 2611; A7 flash-attention 282,
 //! 1778; A8 flash-attention 355, pytorch 133671; A9 pytorch 190717. Tiled attention is held to attention spelled out.
 
-use retape_core::{DType, Device, Result, Tape, TapeOptions, Tensor, Var};
+use retape_core::{BackwardOptions, DType, Device, Result, Tape, TapeOptions, Tensor, Var};
 use retape_tests::{floats, numbers, random, relative_error};
 
 fn cpu() -> Device {
@@ -58,7 +58,7 @@ fn run(device: &Device, inputs: &[Tensor; 3], case: Case, attend: Attend) -> [Ve
     let y = attend(&q, &k, &v, case).unwrap();
     let out = y.tensor().unwrap().to_f64_vec().unwrap();
     let g = random(device, &y.shape(), 9, y.dtype());
-    let gradients = tape.backward_from(&[(&y, &g)], false).unwrap();
+    let gradients = tape.backward_from(&[(&y, &g)], BackwardOptions::default()).unwrap();
     let of = |x: &Var| gradients.of(x).unwrap().to_f64_vec().unwrap();
     [out, of(&q), of(&k), of(&v)]
 }
@@ -137,7 +137,7 @@ fn a08_strided_output_gradient() {
         // [1, time, heads, size] with heads outermost in memory.
         let g = random(&device, &[1, 4, 33, 8], 5, DType::F32).permute(&[0, 2, 1, 3]).unwrap();
         let g = if strided { g } else { g.copy(retape_core::MemoryKind::Input).unwrap() };
-        let gradients = tape.backward_from(&[(&y, &g)], false).unwrap();
+        let gradients = tape.backward_from(&[(&y, &g)], BackwardOptions::default()).unwrap();
         [&q, &k, &v].map(|x| gradients.of(x).unwrap().to_bytes().unwrap())
     };
     assert_eq!(run(true), run(false));

@@ -6,8 +6,8 @@
 //! C4 (a smaller budget, a larger peak) is for the planner; C9 and C22 also stand in `settling.rs`, by kernel and by bit.
 
 use retape_core::{
-    DType, Device, Error, Int8Spec, Mark, MemoryKind, Policy, Result, Tape, TapeOptions, Tensor, Var, Verify, meta,
-    scope,
+    BackwardOptions, DType, Device, Error, Int8Spec, Mark, MemoryKind, Policy, Result, Tape, TapeOptions, Tensor, Var,
+    Verify, meta, scope,
 };
 use retape_nn::data::ByteText;
 use retape_nn::{AdamW, AdamWConfig, AttentionForm, Gpt, GptConfig};
@@ -52,7 +52,8 @@ fn step(model: &Gpt, device: &Device, options: TapeOptions, passes: usize) -> Re
     let loss_bytes = loss.tensor()?.to_bytes()?;
     let mut all = Vec::new();
     for pass in 0..passes {
-        let gradients = if pass + 1 < passes { tape.backward_retain(&loss)? } else { tape.backward(&loss)? };
+        let gradients =
+            if pass + 1 < passes { tape.backward_with(&loss, BackwardOptions::RETAIN)? } else { tape.backward(&loss)? };
         let parameters = model.parameters();
         let bytes = parameters.iter().map(|p| gradients.parameter(p.id()).unwrap().to_bytes());
         all.push(bytes.collect::<Result<_>>()?);
@@ -78,7 +79,7 @@ fn c01_c06_c08_side_effects_fire_once() {
     let loss = y.clone().square().unwrap().sum().unwrap();
     drop(y);
     for _ in 0..3 {
-        tape.backward_retain(&loss).unwrap();
+        tape.backward_with(&loss, BackwardOptions::RETAIN).unwrap();
     }
     assert!(tape.stats().replays > 0);
     assert_eq!((calls.get(), cache.borrow().len()), (1, 1));
@@ -149,7 +150,7 @@ fn c07_integers_are_kept_exactly() {
     drop(ids);
     let ledger = tape.ledger().unwrap();
     let saved = ledger.values.iter().find(|v| v.dtype == DType::I64).unwrap();
-    assert_eq!((saved.mark, saved.stored_bytes), ("exact", 24));
+    assert_eq!((saved.mark.name(), saved.stored_bytes), ("exact", 24));
     assert!(ledger.lint.iter().any(|l| l.code == "exact-value-covered"), "{ledger}");
 }
 
@@ -205,7 +206,7 @@ fn c11_an_update_doesn_t_reach_a_living_tape() {
         let (tokens, targets) = batch.tensors(&device).unwrap();
         let tape = Tape::with(&device, options());
         let loss = model.loss(&tape, &tokens, &targets).unwrap();
-        let gradients = tape.backward_retain(&loss).unwrap();
+        let gradients = tape.backward_with(&loss, BackwardOptions::RETAIN).unwrap();
         let settings = AdamWConfig { lr: 0.1, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
         let before = model.parameters()[0].tensor().to_bytes().unwrap();
         AdamW::decay_all(model.parameters(), settings).unwrap().step(&gradients, 1.0).unwrap();
@@ -242,7 +243,7 @@ fn c13_three_readers_one_replay() {
     let loss = readers[0].clone().mul(&readers[1]).unwrap().mul(&readers[2]).unwrap().sum().unwrap();
     drop(readers);
     for pass in 1..=2 {
-        tape.backward_retain(&loss).unwrap();
+        tape.backward_with(&loss, BackwardOptions::RETAIN).unwrap();
         assert_eq!(tape.stats().replayed_paths["gelu"], pass);
         assert_eq!(device.meter().live_of(MemoryKind::Recomputed), 0, "freed after its last reader");
     }
@@ -349,7 +350,7 @@ fn c19_the_user_sees_exact_values() {
             h.set_mark(mark).unwrap();
         }
         let loss = h.clone().square().unwrap().sum().unwrap();
-        tape.backward_retain(&loss).unwrap();
+        tape.backward_with(&loss, BackwardOptions::RETAIN).unwrap();
         (h.tensor().unwrap().to_bytes().unwrap(), loss.tensor().unwrap().to_bytes().unwrap())
     };
     for mark in MARKS {

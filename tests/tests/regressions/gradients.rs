@@ -3,7 +3,7 @@
 //! tinygrad; G17 burn 2333, 4302; G18 burn 5193; G19 candle 1241. (G7, G8, G13 are also held for every op by `ops.rs`.)
 
 use retape_core::ops::Op;
-use retape_core::{DType, Device, Result, Tape, Tensor, Var};
+use retape_core::{BackwardOptions, DType, Device, Result, Tape, Tensor, Var};
 use retape_tests::{floats, random, sample_tensor};
 
 fn cpu() -> Device {
@@ -17,7 +17,7 @@ fn gradient(device: &Device, x: &Tensor, f: impl Fn(Var) -> Result<Var>) -> Vec<
     let y = f(leaf.clone()).unwrap();
     let len = y.shape().iter().product::<usize>();
     let c = floats(device, &y.shape(), &(1..=len).map(|i| i as f64).collect::<Vec<_>>(), x.dtype());
-    let gradients = tape.backward_from(&[(&y, &c)], false).unwrap();
+    let gradients = tape.backward_from(&[(&y, &c)], BackwardOptions::default()).unwrap();
     gradients.of(&leaf).unwrap().to_f64_vec().unwrap()
 }
 
@@ -165,7 +165,7 @@ fn g11_no_op_cuts_the_gradient() {
         let seeds: Vec<Tensor> =
             outputs.iter().map(|y| Tensor::full(&device, &y.shape(), y.dtype(), 1.0).unwrap()).collect();
         let pairs: Vec<(&Var, &Tensor)> = outputs.into_iter().zip(&seeds).collect();
-        let gradients = tape.backward_from(&pairs, false).unwrap();
+        let gradients = tape.backward_from(&pairs, BackwardOptions::default()).unwrap();
         for leaf in leaves.iter().filter(|l| l.requires_grad()) {
             assert!(gradients.of(leaf).is_some(), "{:?} ({})", sample.op, sample.name);
         }

@@ -3,7 +3,7 @@
 //! -inf). What is right is a closed form, or f64.
 
 use retape_core::kernel::{CrossEntropySpec, LossReduction};
-use retape_core::{DType, Result, Tape, Tensor, Var};
+use retape_core::{BackwardOptions, DType, Result, Tape, Tensor, Var};
 use retape_tests::floats;
 
 const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
@@ -17,7 +17,8 @@ fn run(shape: &[usize], x: &[f64], dtype: DType, f: impl Fn(&Var) -> Result<Var>
     let y = f(&x).unwrap();
     let g: Vec<f64> = (1..=y.shape().iter().product()).map(|i: usize| i as f64).collect();
     let value = y.tensor().unwrap().to_f64_vec().unwrap();
-    let gradients = tape.backward_from(&[(&y, &floats(&device, &y.shape(), &g, y.dtype()))], false).unwrap();
+    let gradients =
+        tape.backward_from(&[(&y, &floats(&device, &y.shape(), &g, y.dtype()))], BackwardOptions::default()).unwrap();
     (value, gradients.of(&x).unwrap().to_f64_vec().unwrap())
 }
 
@@ -248,7 +249,7 @@ fn gradients_of_norms_far_from_0() {
             xs.clone().group_norm(groups, Some(ws.clone()), None, 1e-5)
         };
         let g_tensor = floats(&device, shape, &g, DType::F32);
-        let gradients = tape.backward_from(&[(&y.unwrap(), &g_tensor)], false).unwrap();
+        let gradients = tape.backward_from(&[(&y.unwrap(), &g_tensor)], BackwardOptions::default()).unwrap();
         let of = |v: &Var| gradients.of(v).unwrap().to_f64_vec().unwrap();
         let (dx, dw) = norm_gradients(&x, &w, &g, n, places);
         close(&format!("dx of {shape:?}"), &of(&xs), &dx, 2e-5);

@@ -12,7 +12,7 @@ let chosen = points.find((p) => p.policy === "selective") ?? points.find((p) => 
 
 const showError = (error) => (error === null ? "not computed" : error === 0 ? "0" : error.toExponential(1));
 
-/** The radius of the ring around a point that stores int8: it grows with the gradient error's magnitude. */
+/** The radius of the ring around a point that stores values lossily: it grows with the gradient error's magnitude. */
 function ringOf(error) {
   if (!error) return 9;
   return Math.max(8, Math.min(22, 8 + 3.5 * (Math.log10(error) + 4.5)));
@@ -126,7 +126,7 @@ function render() {
       picture.append(shape(point.kind, px, predicted, 3.4, { fill: "var(--paper)", stroke: colour, "stroke-width": 1.2 }));
       obstacles.push(around(px, predicted, 4));
     }
-    if (point.int8) {
+    if (point.lossy) {
       const ring = { fill: "none", stroke: colour, "stroke-width": 1.3, opacity: 0.75 };
       if (point.gradient_error === null) ring["stroke-dasharray"] = "2 3";
       picture.append(svg("circle", { cx: px, cy: py, r: ringOf(point.gradient_error), ...ring }));
@@ -185,8 +185,8 @@ function figures({ point, peer }) {
     ["overhead, FLOPs (dry run)", showPercent(point.predicted_overhead_percent)],
     ["CPU time of the step", time(point.cpu_ms)],
     ["of it replays", time(point.recompute_ms)],
-    ["of it int8", time(point.quantize_ms)],
-    ["gradient error", point.int8 ? showError(point.gradient_error) : "0, exact"],
+    ["of it packing", time(point.quantize_ms)],
+    ["gradient error", point.lossy ? showError(point.gradient_error) : "0, exact"],
     ["of full's savings", point.share_of_full_savings_percent === null ? null : `${point.share_of_full_savings_percent.toFixed(0)} %`],
     ["budget", point.budget_bytes === null ? null : showBytes(point.budget_bytes)],
     ["loss after training", point.loss_after === null ? null : point.loss_after.toFixed(4)],
@@ -243,16 +243,16 @@ function legend() {
   entries.push(...kinds.map((kind) => html("span", {}, sample(kind, { fill: measured ? ink : "none", stroke: ink, "stroke-width": 1.3 }, 4.5), KINDS[kind])));
   if (measured) entries.push(html("span", {}, sample("preset", { fill: ink, stroke: ink }, 4.5), `measured, ${clock}`));
   entries.push(html("span", {}, sample("preset", { fill: "var(--paper)", stroke: ink, "stroke-width": 1.3 }, measured ? 3.4 : 4.5), "predicted, FLOPs"));
-  const errors = points.filter((p) => p.int8 && p.gradient_error).map((p) => p.gradient_error);
+  const errors = points.filter((p) => p.lossy && p.gradient_error).map((p) => p.gradient_error);
   const ring = { fill: "none", stroke: ink, "stroke-width": 1.3 };
   if (errors.length) {
     const [low, high] = [Math.floor(Math.log10(Math.min(...errors))), Math.ceil(Math.log10(Math.max(...errors)))];
-    entries.push(html("span", {}, "ring: int8, by its gradient error"));
+    entries.push(html("span", {}, "ring: lossy, by its gradient error"));
     for (let power = low; power <= high; power += 1) {
       entries.push(html("span", {}, sample("preset", ring, ringOf(10 ** power)), `1e${power}`));
     }
-  } else if (points.some((p) => p.int8)) {
-    entries.push(html("span", {}, sample("preset", { ...ring, "stroke-dasharray": "2 3" }, 9), "int8, its gradient error not computed"));
+  } else if (points.some((p) => p.lossy)) {
+    entries.push(html("span", {}, sample("preset", { ...ring, "stroke-dasharray": "2 3" }, 9), "lossy, its gradient error not computed"));
   }
   if (peers.length) entries.push(html("span", {}, sample("peer", { stroke: "var(--peer)", "stroke-width": 2 }, 4.5), "another engine"));
   return html("div", { class: "legend" }, entries);
@@ -272,7 +272,7 @@ function table() {
       number(showBytes(p.saved_bytes), true),
       measured ? number(showPercent(p.overhead_percent)) : null,
       number(showPercent(p.predicted_overhead_percent), measured),
-      number(p.int8 ? showError(p.gradient_error) : "0", true),
+      number(p.lossy ? showError(p.gradient_error) : "0", true),
       html("td", { class: "wide" }, isOnFront(p) ? "best" : ""),
     ),
   );

@@ -2,8 +2,8 @@ const MARKS = {
   n: ["none", "kept, nothing marks it"],
   k: ["keep", "kept by a mark"],
   r: ["recompute", "recomputed"],
-  i: ["int8", "stored as int8"],
   e: ["exact", "exact, whatever the mark"],
+  ...data.lossy,
 };
 const ABSENT = "not needed";
 const details = html("div");

@@ -7,8 +7,8 @@ const WORDS = {
   input: "input",
   activation: "in use right now",
   saved: "saved for backward",
-  quantized: "saved as int8",
-  recomputed: "replayed or dequantized",
+  quantized: "saved in fewer bytes",
+  recomputed: "replayed or unpacked",
   workspace: "workspace of an op",
 };
 const PHASES = { forward: "forward", backward: "backward", replay: "replay for backward" };

@@ -46,8 +46,8 @@ impl Tape {
     /// [`Error::OtherTape`] for a value of another tape, [`Error::TapeConsumed`] after `backward`.
     pub fn set_later(&self, state: StateId, value: impl Into<Var>, apply: impl FnOnce(Tensor) + 'static) -> Result<()> {
         let value = value.into();
-        self.try_graph("set_later")?.check("set_later", None)?;
-        if !std::rc::Rc::ptr_eq(&value.tape.0, &self.0) {
+        drop(self.enter("set_later", None)?);
+        if !value.is_of(self) {
             return Err(Error::OtherTape { what: "set_later", path: value.path() });
         }
         let tensor = value.tensor()?;
@@ -91,7 +91,7 @@ impl Tape {
     /// Collects a change that is no tensor's, a position say: [`commit`](Tape::commit) runs `apply`. It can't fail:
     /// check what may be wrong before. A value of this tape in it would keep the tape alive; take its tensor.
     pub fn on_commit(&self, apply: impl FnOnce() + 'static) -> Result<()> {
-        self.try_graph("on_commit")?.check("on_commit", None)?;
+        drop(self.enter("on_commit", None)?);
         self.0.changes.borrow_mut().push(Change::Other(Box::new(apply)));
         Ok(())
     }
@@ -104,7 +104,9 @@ impl Tape {
     /// Nothing is applied where this fails: [`Error::DryRun`] on the meta device, or an error that the tape kept for
     /// its next call.
     pub fn commit(&self) -> Result<()> {
-        let mut graph = self.try_graph("commit")?;
+        drop(self.settled());
+        drop(self.occupy("commit")?);
+        let mut graph = self.graph();
         if let Some(error) = graph.parked.take() {
             return Err(error);
         }

@@ -2,35 +2,40 @@
 
 mod audit;
 mod commit;
-mod graph;
+mod gradients;
+pub(crate) mod graph;
+pub(crate) mod marking;
 mod operators;
+mod options;
 mod pass;
+mod plan;
 mod record;
 mod replay;
-mod report;
 mod scope;
 mod settle;
+mod stats;
+pub mod storage;
 mod sums;
-mod trace;
+pub(crate) mod value;
 mod var;
+mod visit;
 
 use crate::device::unique;
-use crate::kernel::RandomStream;
-use crate::layout::Shape;
 use crate::ops::{Exec, KernelClock, Spec};
-use crate::{DType, Device, Error, Int8Spec, Kernel, MemoryKind, Policy, Result, Rounding, Tensor};
+use crate::trace::Event;
+use crate::{Device, Error, MemoryKind, Result, Tensor};
 pub use commit::StateId;
-use graph::{Graph, PendingQuantize, Quantized, ValueKey};
-pub use pass::GradOptions;
+pub use gradients::Gradients;
+use graph::Graph;
+pub use options::{BackwardOptions, NonFinite, TapeOptions, Verify};
+use scope::Scopes;
 pub use scope::{Scope, ScopeGuard, scope};
+pub use stats::{PathTime, Stats};
 use std::cell::{Cell, RefCell, RefMut};
-use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
-use std::time::Instant;
-use trace::Event;
-pub use trace::{DryRun, Trace, TraceNode, TraceValue};
-pub use var::{Gradients, Var};
+use value::ValueKey;
+pub use var::Var;
 
 /// Names one parameter across tapes, so that however often a tape is asked for it, there is one leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -43,101 +48,17 @@ impl ParameterId {
     }
 }
 
-/// Whether replays are checked.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Verify {
-    /// No.
-    #[default]
-    Off,
-    /// Fingerprint each dropped value in forward and compare its replay: [`Error::ReplayDiffers`] names the op, the path
-    /// and the first differing element. Behind an int8 value a replay differs by design; there, the replays of later
-    /// passes are compared with the first one's. Costs host memory and time.
-    Bits,
-}
-
-/// What an int8 store does with a group that holds an infinity or a NaN.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum NonFinite {
-    /// [`Error::NonFinite`], which names the value.
-    #[default]
-    Error,
-    /// Keep the value in full precision and count it in [`Stats::full_precision_fallbacks`]. Such a value is outside the
-    /// promise that a dry run predicts the peak.
-    KeepFull,
-}
-
-/// How a tape is set up.
-#[derive(Debug, Clone, Default)]
-pub struct TapeOptions {
-    /// Decides marks where neither the value nor a scope does.
-    pub policy: Option<Rc<dyn Policy>>,
-    /// Seed of every random op. Each training step needs another one, or dropout repeats its mask. Without a seed, random
-    /// ops are [`Error::Unseeded`]; the meta device draws no numbers and needs none.
-    pub seed: Option<u64>,
-    /// Whether replays are checked.
-    pub verify: Verify,
-    /// What an int8 store does with non-finite values.
-    pub non_finite: NonFinite,
-    /// Measure the error of each int8 store for the ledger (costs a dequantization and host time).
-    pub measure_quantization: bool,
-    /// Record time per path, see [`Stats::by_path`].
-    pub profile: bool,
-}
-
-/// Time spent on one path.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PathTime {
-    /// Nanoseconds in forward kernels.
-    pub forward: u64,
-    /// Nanoseconds in backward kernels, replays apart.
-    pub backward: u64,
-    /// Nanoseconds in replayed kernels.
-    pub replay: u64,
-}
-
-/// Counters and clocks of a tape since it was made.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Kernels replayed by backward (one per node and replay).
-    pub replays: u64,
-    /// The most replays of one node in one pass.
-    pub most_replays_of_a_node: u64,
-    /// FLOPs of all replays.
-    pub replayed_flops: u64,
-    /// Bytes that replays read and write.
-    pub replayed_traffic: u64,
-    /// Bytes that quantizing and dequantizing read and write.
-    pub quantize_traffic: u64,
-    /// FLOPs of forward.
-    pub forward_flops: u64,
-    /// Values stored as int8.
-    pub quantized: u64,
-    /// Values that int8 could not hold and that stayed full ([`NonFinite::KeepFull`]).
-    pub full_precision_fallbacks: u64,
-    /// Nanoseconds in kernels, of all purposes.
-    pub kernel_nanos: u64,
-    /// Nanoseconds of replays, their bookkeeping included.
-    pub replay_nanos: u64,
-    /// Nanoseconds of quantizing and dequantizing.
-    pub quantize_nanos: u64,
-    /// Paths that were replayed, with counts.
-    pub replayed_paths: BTreeMap<String, u64>,
-    /// Time per path, if the tape profiles.
-    pub by_path: BTreeMap<String, PathTime>,
-}
-
 struct Shared {
     /// Unique for the process: another tape numbers its values alike.
     id: u64,
     device: Device,
     seed: Option<u64>,
+    /// Borrowed for moments only, in which nothing of a user's runs.
     graph: RefCell<Graph>,
-    /// Handles that came while the graph was borrowed.
-    cloned: RefCell<Vec<ValueKey>>,
-    /// Handles that went while the graph was borrowed.
-    dropped: RefCell<Vec<ValueKey>>,
-    /// A call that could not be answered while the graph was borrowed, nor return an error.
-    reentered: Cell<Option<&'static str>>,
+    /// Apart from the graph: policies are asked about open scopes.
+    scopes: RefCell<Scopes>,
+    /// A call is at work that may ask a policy or a rule: others that change the tape are `Error::Reentrant`.
+    busy: Cell<bool>,
     /// How many streams random ops have taken.
     random_counter: Cell<u64>,
     /// How many `no_grad` are open.
@@ -149,19 +70,26 @@ struct Shared {
 
 /// Records ops; see the crate's docs. A cheap handle: clones are the same tape. Not `Send`: a thread has its own tape.
 ///
-/// Kernels and rules run outside any borrow of the tape, and no state is shared between tapes. A *policy* runs inside: one
-/// that uses its own tape gets [`Error::Reentrant`] from calls that return a `Result`; the others (sizes, paths, counts,
-/// [`scope`](Tape::scope)) answer as for nothing, an empty shape or 0, and the error is what the next call of the tape
-/// returns. Handles may be cloned and dropped there.
+/// Kernels, policies and rules run outside any borrow of the tape, and no state is shared between tapes. A policy or a
+/// rule may ask its own tape for facts (sizes, paths, tensors, counts), and clone and drop handles. What changes the tape
+/// (recording, scopes, marks, passes, `commit`) and the ledger are [`Error::Reentrant`] there; of
+/// [`scope`](Tape::scope), which returns no error, the tape's next call returns it.
 #[derive(Clone)]
 pub struct Tape(Rc<Shared>);
 
 impl fmt::Debug for Tape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.graph.try_borrow() {
-            Ok(g) => write!(f, "Tape({} nodes on {})", g.nodes.len(), g.device.name()),
-            Err(_) => write!(f, "Tape(in use)"),
-        }
+        let graph = self.graph();
+        write!(f, "Tape({} nodes on {})", graph.nodes.len(), graph.device.name())
+    }
+}
+
+/// A call at work.
+pub(crate) struct Busy<'a>(&'a Cell<bool>);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
     }
 }
 
@@ -182,74 +110,68 @@ impl Tape {
             seed: options.seed,
             clock: KernelClock::new(options.profile),
             graph: RefCell::new(Graph::new(device, options)),
-            cloned: RefCell::default(),
-            dropped: RefCell::default(),
-            reentered: Cell::default(),
+            scopes: RefCell::default(),
+            busy: Cell::new(false),
             random_counter: Cell::new(0),
             paused: Cell::new(0),
             changes: RefCell::default(),
         }))
     }
 
-    /// The graph in the middle of a call, where nothing can have borrowed it.
-    fn graph(&self) -> RefMut<'_, Graph> {
-        self.borrow("tape").expect("the tape calls policies only inside calls that have its graph")
+    /// The graph in the middle of a call.
+    pub(crate) fn graph(&self) -> RefMut<'_, Graph> {
+        self.0.graph.borrow_mut()
     }
 
-    /// The graph, with what was done to handles meanwhile done first.
-    fn borrow(&self, what: &'static str) -> Result<RefMut<'_, Graph>> {
-        while let Ok(mut graph) = self.0.graph.try_borrow_mut() {
-            self.0.cloned.borrow_mut().drain(..).for_each(|value| graph.retain_handle(value));
-            if let Some(what) = self.0.reentered.take() {
-                graph.park(Error::Reentrant { what });
-            }
-            let next = self.0.dropped.borrow_mut().pop();
-            let Some(value) = next else { return Ok(graph) };
-            drop(graph);
-            self.let_go([value]);
+    /// The graph for a call of the user's: what the latest op was given by value settles first. Not where a policy or a
+    /// rule asks: the call that asks it settles when it must.
+    pub(crate) fn settled(&self) -> RefMut<'_, Graph> {
+        if !self.0.busy.get() {
+            self.settle_operands();
         }
-        Err(Error::Reentrant { what })
-    }
-
-    /// The graph for a call of the user: what the latest op was given by value settles first.
-    fn try_graph(&self, what: &'static str) -> Result<RefMut<'_, Graph>> {
-        self.settle_operands();
-        let mut graph = self.borrow(what)?;
+        let mut graph = self.graph();
         graph.note_let_go();
-        Ok(graph)
+        graph
     }
 
     /// The graph for a mark on a value or a fact of it: after either, the op that made it can still be marked
     /// `Recompute`.
-    fn graph_at(&self, value: ValueKey, what: &'static str) -> Result<RefMut<'_, Graph>> {
-        let graph = self.borrow(what)?;
+    fn settled_for(&self, value: ValueKey) -> RefMut<'_, Graph> {
+        let graph = self.graph();
         if graph.made_by_latest(value) {
-            return Ok(graph);
+            return graph;
         }
         drop(graph);
-        self.try_graph(what)
+        self.settled()
     }
 
-    /// Lets go of the handles that the latest op was given by value.
-    pub(crate) fn settle_operands(&self) {
-        let Ok(mut graph) = self.0.graph.try_borrow_mut() else { return };
-        let ended = std::mem::take(&mut graph.ended);
-        drop(graph);
-        if !ended.is_empty() {
-            self.let_go(ended);
+    /// Begins a call that changes the tape. It is at work until what this returns is dropped.
+    pub(crate) fn occupy(&self, what: &'static str) -> Result<Busy<'_>> {
+        match self.0.busy.replace(true) {
+            true => Err(Error::Reentrant { what }),
+            false => Ok(Busy(&self.0.busy)),
         }
     }
 
-    /// The graph for a call that can't fail: where a policy makes it, it has no answer, and the next call fails.
-    fn graph_or_park(&self, what: &'static str) -> Option<RefMut<'_, Graph>> {
-        self.or_park(what, self.try_graph(what))
+    /// Fails where the tape can't be used: with a parked error, and after a pass has consumed it.
+    pub(crate) fn check(&self, what: &'static str, on: Option<ValueKey>) -> Result<()> {
+        let mut graph = self.graph();
+        if let Some(error) = graph.parked.take() {
+            return Err(error);
+        }
+        if !graph.consumed {
+            return Ok(());
+        }
+        let path = on.and_then(|v| Some(graph.values.get(v)?.path.to_string()));
+        Err(Error::TapeConsumed { what, path: path.unwrap_or_else(|| self.0.scopes.borrow().path_of(what)) })
     }
 
-    fn or_park<'a>(&self, what: &'static str, graph: Result<RefMut<'a, Graph>>) -> Option<RefMut<'a, Graph>> {
-        if graph.is_err() {
-            self.0.reentered.set(Some(what));
-        }
-        graph.ok()
+    /// Begins a call that changes the tape, where it can be used.
+    pub(crate) fn enter(&self, what: &'static str, on: Option<ValueKey>) -> Result<Busy<'_>> {
+        drop(self.settled());
+        let busy = self.occupy(what)?;
+        self.check(what, on)?;
+        Ok(busy)
     }
 
     /// The device.
@@ -275,8 +197,8 @@ impl Tape {
     /// [`Error::InvalidTensor`] where this id had another shape or dtype on this tape, [`Error::DeviceMismatch`] where the
     /// tensor is on another device and the tape's computes.
     pub fn parameter(&self, id: ParameterId, tensor: &Tensor, requires_grad: bool) -> Result<Var> {
-        let mut graph = self.try_graph("parameter")?;
-        graph.check("parameter", None)?;
+        let busy = self.enter("parameter", None)?;
+        let mut graph = self.graph();
         let tensor = tensor.entering("parameter", &graph.device)?;
         if let Some((key, spec)) = graph.parameters.get(&id).cloned() {
             let asked = Spec::of(&tensor);
@@ -292,12 +214,12 @@ impl Tape {
             }
         }
         drop(graph);
+        drop(busy);
         self.add_leaf(&tensor, requires_grad, Some(id))
     }
 
-    fn add_leaf(&self, tensor: &Tensor, requires_grad: bool, parameter: Option<ParameterId>) -> Result<Var> {
-        let mut graph = self.try_graph("leaf")?;
-        graph.check("leaf", None)?;
+    pub(crate) fn add_leaf(&self, tensor: &Tensor, requires_grad: bool, parameter: Option<ParameterId>) -> Result<Var> {
+        let _busy = self.enter("leaf", None)?;
         if requires_grad && !tensor.dtype().is_float() {
             return Err(Error::NoGradient {
                 path: "leaf".into(),
@@ -305,14 +227,31 @@ impl Tape {
                 reason: format!("{} values have no gradient; use `constant`, or cast to f32 first", tensor.dtype()),
             });
         }
-        let tensor = tensor.entering("leaf", &graph.device)?;
+        let tensor = tensor.entering("leaf", &self.0.device)?;
         let name = if parameter.is_some() { "parameter" } else { "leaf" };
-        let keys = graph.insert_leaf(name, (*tensor).clone(), requires_grad, parameter);
-        graph.note_leaf(keys[0], &tensor, requires_grad, parameter);
+        let key = self.insert_leaf(name, (*tensor).clone(), requires_grad, parameter);
+        let mut graph = self.graph();
+        graph.note_leaf(key, &tensor, requires_grad, parameter);
         if let Some(id) = parameter {
-            graph.parameters.insert(id, (keys[0], Spec::of(&tensor)));
+            graph.parameters.insert(id, (key, Spec::of(&tensor)));
         }
-        Ok(Var { tape: self.clone(), key: keys[0] })
+        Ok(Var { tape: self.clone(), key })
+    }
+
+    /// Another handle on a leaf that this tensor is of, where it is still there.
+    pub(crate) fn reopened(&self, leaf: ValueKey, tensor: &Tensor) -> Option<Var> {
+        let mut graph = self.graph();
+        let requires_grad = graph.values.get(leaf)?.requires_grad;
+        graph.reopen_leaf(leaf, tensor, requires_grad).then(|| Var { tape: self.clone(), key: leaf })
+    }
+
+    /// Adds a leaf to the innermost scope.
+    fn insert_leaf(&self, name: &str, tensor: Tensor, requires_grad: bool, parameter: Option<ParameterId>) -> ValueKey {
+        let mut scopes = self.0.scopes.borrow_mut();
+        let at = (scopes.unique_path_of(name).into(), scopes.top().place.clone());
+        let key = self.graph().insert_leaf(at, tensor, requires_grad, parameter);
+        scopes.note(key);
+        key
     }
 
     /// Runs `f` without recording: what ops inside make are constants, which hold nothing of what they were made from.
@@ -320,21 +259,18 @@ impl Tape {
         struct Pause<'a>(&'a Tape);
         impl Drop for Pause<'_> {
             fn drop(&mut self) {
-                self.0.0.paused.update(|open| open - 1);
-                self.0.tell(|_| Event::Resume);
+                self.0.pause(-1);
+                self.0.settled().tell(|_| Event::Resume);
             }
         }
-        self.0.paused.update(|open| open + 1);
-        self.tell(|_| Event::Pause);
+        self.pause(1);
+        self.settled().tell(|_| Event::Pause);
         let _pause = Pause(self);
         f()
     }
 
-    /// Notes an event, where the tape is being traced.
-    fn tell(&self, event: impl FnOnce(&Graph) -> Event) {
-        if let Ok(mut graph) = self.try_graph("trace") {
-            graph.tell(event);
-        }
+    pub(crate) fn pause(&self, change: i32) {
+        self.0.paused.update(|open| open.wrapping_add_signed(change));
     }
 
     /// How many streams random ops have taken, see [`apply_random`](Var::apply_random).
@@ -344,127 +280,20 @@ impl Tape {
 
     /// Living nodes, leaves included.
     pub fn node_count(&self) -> usize {
-        self.graph_or_park("node_count").map_or(0, |graph| graph.nodes.len())
+        self.settled().nodes.len()
     }
 
     /// Bytes that the tape stores for backward right now (leaves, which the user owns, apart).
     pub fn saved_bytes(&self) -> u64 {
-        self.graph_or_park("saved_bytes").map_or(0, |graph| graph.saved_bytes())
+        self.settled().saved_bytes()
     }
 
     /// Counters and clocks.
     pub fn stats(&self) -> Stats {
-        let mut stats = self.graph_or_park("stats").map_or_else(Stats::default, |graph| graph.stats.clone());
-        stats.kernel_nanos = self.0.clock.nanos();
-        stats
+        Stats { kernel_nanos: self.0.clock.nanos(), ..self.settled().stats.clone() }
     }
 
-    fn exec<'a>(&'a self, device: &'a Device, kind: MemoryKind) -> Exec<'a> {
+    pub(crate) fn exec<'a>(&'a self, device: &'a Device, kind: MemoryKind) -> Exec<'a> {
         Exec::new(device, kind, &self.0.clock)
     }
-
-    /// Runs a settling's kernel outside the borrow.
-    fn quantize(&self, pending: PendingQuantize) {
-        let PendingQuantize { value, tensor, spec } = pending;
-        let start = Instant::now();
-        let (device, measure, stream) = {
-            let graph = self.graph();
-            (graph.device.clone(), graph.options.measure_quantization, graph.rounding_stream(value))
-        };
-        let result = quantize(&self.exec(&device, MemoryKind::Quantized), &tensor, spec, stream).map_err(|error| {
-            let graph = self.graph();
-            let v = &graph.values[value];
-            error.of_value(&v.path, graph.nodes[v.node].op_name())
-        });
-        let error = match &result {
-            Ok(quantized) if measure => self.quantization_error(&device, &tensor, quantized).ok(),
-            _ => None,
-        };
-        let mut graph = self.graph();
-        if let Ok(quantized) = &result {
-            graph.stats.quantize_traffic += quantized.traffic();
-        }
-        graph.finish_quantize(value, result, error);
-        graph.stats.quantize_nanos += start.elapsed().as_nanos() as u64;
-        drop(graph);
-    }
-
-    /// Relative L2 distance of an int8 store from the original.
-    fn quantization_error(&self, device: &Device, original: &Tensor, quantized: &Quantized) -> Result<f64> {
-        // Both tensors on every device, so that a dry run takes the same memory.
-        let stored = dequantize(&self.exec(device, MemoryKind::Workspace), quantized)?
-            .cast(DType::F64, MemoryKind::Workspace)?;
-        let original = original.cast(DType::F64, MemoryKind::Workspace)?;
-        let (mut error, mut norm) = (0.0, 0.0);
-        for (x, y) in original.to_vec::<f64>()?.into_iter().zip(stored.to_vec::<f64>()?) {
-            error += (x - y) * (x - y);
-            norm += x * x;
-        }
-        Ok(if norm == 0.0 { 0.0 } else { (error / norm).sqrt() })
-    }
-
-    /// A handle goes.
-    fn release(&self, value: ValueKey) {
-        match self.try_graph("drop") {
-            Ok(graph) => {
-                drop(graph);
-                self.let_go([value]);
-            }
-            Err(_) => self.0.dropped.borrow_mut().push(value),
-        }
-    }
-
-    /// Handles go, in order, all before any of their values is quantized.
-    fn let_go(&self, values: impl IntoIterator<Item = ValueKey>) {
-        let Ok(mut graph) = self.0.graph.try_borrow_mut() else { return };
-        let pending = graph.release_handles(values);
-        drop(graph);
-        pending.into_iter().for_each(|pending| self.quantize(pending));
-    }
-}
-
-const STOCHASTIC: &str = "int8 with stochastic rounding";
-
-const EMPTY_GROUP: &str = "a group needs at least 1 element; 64 is usual";
-
-/// Stores a tensor as int8; `stream` is for stochastic rounding. Fails where a group isn't finite, or has no elements, or
-/// where the tape has no seed to round with; the caller names the value.
-fn quantize(exec: &Exec<'_>, tensor: &Tensor, int8: Int8Spec, stream: Option<RandomStream>) -> Result<Quantized> {
-    let group = int8.group;
-    if group == 0 {
-        let reason = EMPTY_GROUP.into();
-        return Err(Error::MarkNotAllowed { mark: "int8", path: String::new(), op: "", reason });
-    }
-    let spec = Spec::of(tensor);
-    let mut scales: Shape = spec.shape.clone();
-    match scales.last_mut() {
-        Some(last) => *last = last.div_ceil(group),
-        None => scales.push(1),
-    }
-    let rounding = match int8.rounding {
-        Rounding::Nearest => None,
-        Rounding::Stochastic => Some(stream.ok_or_else(|| Error::Unseeded { what: STOCHASTIC, path: String::new() })?),
-    };
-    let q = exec.empty(&spec.shape, DType::U8)?;
-    let scales = exec.empty(&scales, spec.dtype.computed_in())?;
-    exec.run(Kernel::Quantize { x: tensor, group, rounding, q: &q, scales: &scales })?;
-    if scales.device().computes() && has_nan(&scales)? {
-        return Err(Error::NonFinite { path: String::new(), op: "" });
-    }
-    Ok(Quantized { q, scales, group, spec })
-}
-
-/// True where one of these f32 or f64 numbers is NaN. Takes no memory of the device.
-fn has_nan(x: &Tensor) -> Result<bool> {
-    Ok(match x.dtype() {
-        DType::F64 => x.to_vec::<f64>()?.iter().any(|x| x.is_nan()),
-        _ => x.to_vec::<f32>()?.iter().any(|x| x.is_nan()),
-    })
-}
-
-fn dequantize(exec: &Exec<'_>, quantized: &Quantized) -> Result<Tensor> {
-    let out = exec.empty_like(&quantized.spec)?;
-    let Quantized { q, scales, group, .. } = quantized;
-    exec.run(Kernel::Dequantize { q, scales, group: *group, out: &out })?;
-    Ok(out)
 }

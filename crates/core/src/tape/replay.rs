@@ -1,43 +1,66 @@
 //! Reading a saved value in a pass: stored, lent by the user, dequantized, or replayed.
 
 use super::audit::Fingerprint;
-use super::graph::{Disposition, Graph, NodeKey, Quantized, Stored, ValueKey};
+use super::graph::Graph;
 use super::pass::Pass;
 use super::record::is_view_of;
-use super::{dequantize, quantize};
-use crate::ops::Spec;
-use crate::{Contents, Error, Int8Spec, Mark, MemoryKind, Moment, Phase, Result, Tensor};
+use super::storage::Packed;
+use super::value::{Fate, NodeKey, State, Stored, ValueKey};
+use crate::ops::{Op, Spec};
+use crate::{Contents, Error, Mark, MemoryKind, Moment, Phase, Result, Tensor};
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 use std::time::Instant;
 
 /// How a root is read by a pass.
 enum Source {
     Ready(Tensor),
-    /// Dequantize the store.
-    Dequantize(Quantized),
-    /// The user holds an Int8 value: quantize and dequantize it, as if no handle existed.
-    RoundTrip(Tensor, Int8Spec),
+    Unpack(Packed),
+    /// The user holds a value that will be packed: pack and unpack it, as if no handle existed.
+    RoundTrip(Tensor, Mark),
+}
+
+/// A node to be replayed.
+struct Replay {
+    key: NodeKey,
+    op: Rc<Op>,
+    path: Rc<str>,
+    moment: Moment,
+    inputs: SmallVec<[ValueKey; 3]>,
+    outputs: SmallVec<[ValueKey; 3]>,
+    specs: SmallVec<[Spec; 3]>,
+    ids: SmallVec<[u64; 3]>,
+}
+
+/// A chain of nodes being replayed.
+struct Chain {
+    /// The root that it is for.
+    target: ValueKey,
+    /// The segment of the node being visited.
+    visited: Option<u32>,
+    /// How often each root is an input of the chain: a transient link goes with its last use.
+    uses: HashMap<ValueKey, u32>,
 }
 
 impl Pass<'_> {
     /// A link of a replay chain that is let go when the chain has passed: it belongs to another segment, and is neither
     /// a boundary nor read in the segment being visited.
-    fn is_transient(&self, graph: &Graph, root: ValueKey, target: ValueKey, visited: Option<u32>) -> bool {
-        let (v, p) = (&graph.values[root], &self.values[root]);
+    fn is_transient(&self, graph: &Graph, root: ValueKey, chain: &Chain) -> bool {
+        let (r, p) = (&graph.roots[root], &self.values[root]);
         p.replay
-            && root != target
-            && v.segment.is_some()
-            && v.segment != visited
-            && !v.boundary
-            && !p.segments.contains(&visited)
+            && root != chain.target
+            && r.segment.is_some()
+            && r.segment != chain.visited
+            && !r.boundary
+            && !p.segments.contains(&chain.visited)
     }
 
     fn is_there(&self, root: ValueKey) -> bool {
         self.values[root].held.is_some() || !self.values[root].replay
     }
 
-    /// The tensor of a value: stored, lent by the user, dequantized, or replayed.
+    /// The tensor of a value: stored, lent by the user, unpacked, or replayed.
     pub(super) fn read(&mut self, value: ValueKey, segment: Option<u32>) -> Result<Tensor> {
         let root = self.tape.graph().root(value);
         if !self.is_there(root) {
@@ -88,40 +111,27 @@ impl Pass<'_> {
             return Ok(held.clone());
         }
         let graph = self.tape.graph();
-        let v = &graph.values[root];
-        let source = match (&v.stored, &v.live) {
-            (Stored::Full(tensor), _) => Source::Ready(tensor.clone()),
-            (Stored::Quantized(quantized), _) => Source::Dequantize(quantized.clone()),
-            (_, Some(live)) => match (graph.disposition(root), v.mark) {
-                (Disposition::Quantize, Some(Mark::Int8(spec))) if matches!(v.stored, Stored::Unsettled) => {
-                    Source::RoundTrip(live.clone(), spec)
-                }
-                _ => Source::Ready(live.clone()),
-            },
-            _ => {
-                let (op, path) = (graph.nodes[v.node].op_name(), v.path.to_string());
-                return Err(Error::Internal { op, path, reason: "backward reads it, but it is gone".into() });
-            }
-        };
-        let (op, path, id) = (graph.nodes[v.node].op_name(), v.path.clone(), v.id);
+        let source = graph.source(root)?;
+        let ((path, op), id) = (graph.name_of(root), graph.values[root].id);
         let stream = graph.rounding_stream(root);
         drop(graph);
         let start = Instant::now();
-        let exec = self.tape.exec(&self.device, MemoryKind::Recomputed);
+        let (tape, device) = (self.tape, self.device.clone());
+        let traffic = |bytes: u64| tape.graph().stats.quantize_traffic += bytes;
         let tensor = match source {
             Source::Ready(tensor) => return Ok(tensor),
-            Source::Dequantize(quantized) => {
-                self.tape.graph().stats.quantize_traffic += quantized.traffic();
-                dequantize(&exec, &quantized)?
+            Source::Unpack(packed) => {
+                traffic(packed.traffic());
+                packed.unpack(&tape.exec(&device, MemoryKind::Recomputed))?
             }
-            Source::RoundTrip(live, spec) => {
-                let stored = match quantize(&self.tape.exec(&self.device, MemoryKind::Quantized), &live, spec, stream) {
-                    Err(Error::NonFinite { .. }) if self.tape.graph().keep_full(root) => return Ok(live),
+            Source::RoundTrip(live, mark) => {
+                let packed = match Packed::new(mark, &tape.exec(&device, MemoryKind::Quantized), &live, stream) {
+                    Err(Error::NonFinite { .. }) if tape.graph().keep_full(root) => return Ok(live),
                     other => other.map_err(|error| error.of_value(&path, op))?,
                 };
                 drop(live);
-                self.tape.graph().stats.quantize_traffic += 2 * stored.traffic();
-                dequantize(&exec, &stored)?
+                traffic(2 * packed.traffic());
+                packed.unpack(&tape.exec(&device, MemoryKind::Recomputed))?
             }
         };
         self.quantize_nanos += start.elapsed().as_nanos() as u64;
@@ -133,85 +143,53 @@ impl Pass<'_> {
     /// Replays what is missing of a root's chain, found by a worklist and run in recording order.
     fn replay(&mut self, target: ValueKey, visited: Option<u32>) -> Result<()> {
         let graph = self.tape.graph();
-        let mut chain: HashSet<NodeKey> = HashSet::new();
-        // How often each root is an input of the chain: a transient link goes with its last use.
-        let mut uses: HashMap<ValueKey, u32> = HashMap::new();
+        let mut nodes: HashSet<NodeKey> = HashSet::new();
+        let mut chain = Chain { target, visited, uses: HashMap::new() };
         let mut worklist = vec![target];
         while let Some(value) = worklist.pop() {
             let key = graph.values[value].node;
-            if !chain.insert(key) {
+            if !nodes.insert(key) {
                 continue;
             }
             for &input in &graph.nodes[key].inputs {
                 let root = graph.root(input);
-                *uses.entry(root).or_default() += 1;
+                *chain.uses.entry(root).or_default() += 1;
                 if !self.is_there(root) {
                     worklist.push(root);
                 }
             }
         }
-        let mut chain: Vec<NodeKey> = chain.into_iter().collect();
-        chain.sort_unstable_by_key(|&n| graph.nodes[n].sequence);
+        let mut nodes: Vec<NodeKey> = nodes.into_iter().collect();
+        nodes.sort_unstable_by_key(|&n| graph.nodes[n].sequence);
         drop(graph);
-        for key in chain {
-            self.replay_node(key, target, visited, &mut uses)?;
-        }
-        Ok(())
+        nodes.into_iter().try_for_each(|key| self.replay_node(key, &mut chain))
     }
 
-    fn replay_node(
-        &mut self,
-        key: NodeKey,
-        target: ValueKey,
-        visited: Option<u32>,
-        uses: &mut HashMap<ValueKey, u32>,
-    ) -> Result<()> {
-        let graph = self.tape.graph();
-        let node = &graph.nodes[key];
-        let (inputs, outputs) = (node.inputs.clone(), node.outputs.clone());
-        let moment = Moment { phase: Phase::Replay, node: node.sequence };
-        let (op, name, path) = (node.op.clone(), node.op_name(), graph.values[outputs[0]].path.clone());
-        let specs: SmallVec<[Spec; 3]> = outputs.iter().map(|&o| graph.values[o].spec.clone()).collect();
-        let ids: SmallVec<[u64; 3]> = outputs.iter().map(|&o| graph.values[o].id).collect();
-        let profile = graph.options.profile;
-        drop(graph);
-        let Some(op) = op else {
-            return Err(Error::Internal {
-                op: name,
-                path: path.to_string(),
-                reason: "a leaf can't be replayed".into(),
-            });
-        };
-
-        let tensors: SmallVec<[Tensor; 3]> = inputs.iter().map(|&i| self.view(i)).collect::<Result<_>>()?;
+    fn replay_node(&mut self, key: NodeKey, chain: &mut Chain) -> Result<()> {
+        let replay = self.tape.graph().replay_of(key)?;
+        let tensors: SmallVec<[Tensor; 3]> = replay.inputs.iter().map(|&i| self.view(i)).collect::<Result<_>>()?;
         let exec = self.tape.exec(&self.device, MemoryKind::Recomputed);
         let before = self.tape.0.clock.nanos();
-        self.device.meter().set_moment(moment);
-        let produced: SmallVec<[Tensor; 1]> = specs.iter().map(|s| exec.empty_like(s)).collect::<Result<_>>()?;
-        op.rule().forward(&exec, &tensors, &produced)?;
-        produced.iter().zip(ids).for_each(|(tensor, id)| tensor.storage().note_contents(Contents::Value(id)));
+        self.device.meter().set_moment(replay.moment);
+        let produced: SmallVec<[Tensor; 1]> = replay.specs.iter().map(|s| exec.empty_like(s)).collect::<Result<_>>()?;
+        replay.op.rule().forward(&exec, &tensors, &produced)?;
+        let noted = produced.iter().zip(&replay.ids);
+        noted.for_each(|(tensor, &id)| tensor.storage().note_contents(Contents::Value(id)));
         self.device.meter().set_moment(self.visiting);
         drop(tensors);
         self.nodes[key].replays += 1;
+        let nanos = self.tape.0.clock.nanos() - before;
+        self.tape.graph().count_replay(&replay, self.nodes[key].replays, nanos);
+        let all_transient = self.fill(&replay, produced, chain)?;
+        self.pass_on(&replay, all_transient, chain);
+        Ok(())
+    }
 
-        let mut borrowed = self.tape.graph();
-        let graph = &mut *borrowed;
-        let node = &mut graph.nodes[key];
-        node.replays += 1;
-        graph.stats.replays += 1;
-        graph.stats.replayed_flops = graph.stats.replayed_flops.saturating_add(node.flops);
-        graph.stats.replayed_traffic = graph.stats.replayed_traffic.saturating_add(node.traffic);
-        graph.stats.most_replays_of_a_node = graph.stats.most_replays_of_a_node.max(self.nodes[key].replays);
-        *graph.stats.replayed_paths.entry(path.to_string()).or_default() += 1;
-        if profile {
-            let nanos = self.tape.0.clock.nanos() - before;
-            graph.stats.by_path.entry(path.to_string()).or_default().replay += nanos;
-        }
-        drop(borrowed);
-
-        // Fill all outputs that this pass still reads; never replace one that is there.
+    /// Fills all outputs that this pass still reads; never replaces one that is there. Whether all of these are let go
+    /// with the chain.
+    fn fill(&mut self, replay: &Replay, produced: SmallVec<[Tensor; 1]>, chain: &Chain) -> Result<bool> {
         let mut all_transient = true;
-        for (&output, tensor) in outputs.iter().zip(produced) {
+        for (&output, tensor) in replay.outputs.iter().zip(produced) {
             let value = &self.values[output];
             if !(value.replay && value.readers > 0 && value.held.is_none()) {
                 continue;
@@ -220,53 +198,97 @@ impl Pass<'_> {
                 self.audit(output, &tensor)?;
             }
             self.values[output].held = Some(tensor);
-            all_transient &= self.is_transient(&self.tape.graph(), output, target, visited);
+            all_transient &= self.is_transient(&self.tape.graph(), output, chain);
         }
-        let tape = self.tape;
-        let mut graph = tape.graph();
-        let close = !all_transient && std::mem::replace(&mut self.nodes[key].open, false);
-        for &input in &inputs {
+        Ok(all_transient)
+    }
+
+    /// Lets go of the inputs that a replay was the last to use.
+    fn pass_on(&mut self, replay: &Replay, all_transient: bool, chain: &mut Chain) {
+        let mut graph = self.tape.graph();
+        let close = !all_transient && std::mem::replace(&mut self.nodes[replay.key].open, false);
+        for &input in &replay.inputs {
             let root = graph.root(input);
-            let left = uses.get_mut(&root).expect("every input of the chain was counted");
+            let left = chain.uses.get_mut(&root).expect("every input of the chain was counted");
             *left -= 1;
             let last_use = *left == 0;
             if close {
                 self.unread(&mut graph, root);
             }
-            if last_use && self.is_transient(&graph, root, target, visited) && self.nodes[graph.values[root].node].open
-            {
+            if last_use && self.is_transient(&graph, root, chain) && self.nodes[graph.values[root].node].open {
                 self.values[root].held = None;
             }
         }
-        Ok(())
     }
 
-    /// Compares a replay with what was dropped; behind an int8 value, with the first replay.
+    /// Compares a replay with what was dropped; behind a lossy value, with the first replay.
     fn audit(&self, output: ValueKey, tensor: &Tensor) -> Result<()> {
         if !self.device.computes() {
             return Ok(());
         }
-        let fingerprint = {
-            let mut graph = self.tape.graph();
-            if self.values[output].tainted && !graph.audited_behind_int8.contains(&output) {
-                graph.audited_behind_int8.insert(output);
-                graph.values[output].audit = None;
-            }
-            graph.values[output].audit.take()
-        };
+        let mut graph = self.tape.graph();
+        if self.values[output].tainted && graph.audited_behind_lossy.insert(output) {
+            graph.roots[output].audit = None;
+        }
+        let fingerprint = graph.roots[output].audit.take();
+        drop(graph);
         let (difference, fingerprint) = match fingerprint {
             Some(fingerprint) => (fingerprint.first_difference(tensor)?, fingerprint),
             None => (None, Fingerprint::of(tensor)?),
         };
         let mut graph = self.tape.graph();
-        graph.values[output].audit = Some(fingerprint);
-        match difference {
-            None => Ok(()),
-            Some(index) => {
-                let v = &graph.values[output];
-                let (path, op) = (v.path.to_string(), graph.nodes[v.node].op_name());
-                Err(Error::ReplayDiffers { path, op, index })
+        graph.roots[output].audit = Some(fingerprint);
+        let Some(index) = difference else { return Ok(()) };
+        let (path, op) = graph.name_of(output);
+        Err(Error::ReplayDiffers { path, op, index })
+    }
+}
+
+impl Graph {
+    /// How a pass reads a root that is neither replayed nor unpacked yet.
+    fn source(&self, key: ValueKey) -> Result<Source> {
+        let root = &self.roots[key];
+        Ok(match (&root.state, self.fate(key)) {
+            (State::Stored(Stored::Full(tensor)) | State::Freed(Some(tensor)), _) => Source::Ready(tensor.clone()),
+            (State::Stored(Stored::Packed(packed)), _) => Source::Unpack(packed.clone()),
+            (State::Live(tensor), Fate::Packed(mark)) => Source::RoundTrip(tensor.clone(), mark),
+            (State::Live(tensor), _) => Source::Ready(tensor.clone()),
+            (State::Stored(Stored::Dropped) | State::Freed(None), _) => {
+                let (path, op) = self.name_of(key);
+                return Err(Error::Internal { op, path, reason: "backward reads it, but it is gone".into() });
             }
+        })
+    }
+
+    fn replay_of(&self, key: NodeKey) -> Result<Replay> {
+        let node = &self.nodes[key];
+        let Some(op) = node.op.clone() else {
+            let (path, op) = self.name_of(node.outputs[0]);
+            return Err(Error::Internal { op, path, reason: "a leaf can't be replayed".into() });
+        };
+        Ok(Replay {
+            key,
+            op,
+            path: self.values[node.outputs[0]].path.clone(),
+            moment: Moment { phase: Phase::Replay, node: node.sequence },
+            specs: node.outputs.iter().map(|&o| self.values[o].spec.clone()).collect(),
+            ids: node.outputs.iter().map(|&o| self.values[o].id).collect(),
+            inputs: node.inputs.clone(),
+            outputs: node.outputs.clone(),
+        })
+    }
+
+    /// Counts a replay, the `nth` of its node in this pass.
+    fn count_replay(&mut self, replay: &Replay, nth: u64, nanos: u64) {
+        let (node, stats) = (&mut self.nodes[replay.key], &mut self.stats);
+        node.replays += 1;
+        stats.replays += 1;
+        stats.replayed_flops = stats.replayed_flops.saturating_add(node.flops);
+        stats.replayed_traffic = stats.replayed_traffic.saturating_add(node.traffic);
+        stats.most_replays_of_a_node = stats.most_replays_of_a_node.max(nth);
+        *stats.replayed_paths.entry(replay.path.to_string()).or_default() += 1;
+        if self.options.profile {
+            stats.by_path.entry(replay.path.to_string()).or_default().replay += nanos;
         }
     }
 }

@@ -1,18 +1,29 @@
 //! Scopes: where a value is on the tape, and marks for all values of a region.
 
-use super::graph::{Graph, MarkSource, Stored, ValueKey};
-use super::trace::Event;
+use super::graph::Graph;
+use super::marking::{Candidate, MarkSource, Marking};
+use super::value::ValueKey;
 use super::{Tape, Var};
-use crate::{BlockScope, Mark, Role, Roles, ScopeSite};
+use crate::trace::Event;
+use crate::{BlockScope, Error, Mark, Policy, Role, Roles, ScopeSite};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-pub(crate) type BlockScopes = SmallVec<[BlockScope; 2]>;
+/// Where a value or a scope is, as policies see it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Place {
+    /// Roles of the open scopes around it: of a value when it was recorded, or when it last outlived one.
+    pub roles: Roles,
+    /// Roles of the scopes that a value outlived.
+    pub output_of: Roles,
+    /// The blocks that its path goes through.
+    pub blocks: SmallVec<[BlockScope; 2]>,
+}
 
 /// The scopes of role block that a tape has opened.
 #[derive(Debug, Default)]
-pub(crate) struct Blocks {
+struct Blocks {
     /// Which block of its parent the block of each path is.
     indices: HashMap<String, usize>,
     /// How many there are by the parent's path.
@@ -32,7 +43,7 @@ impl Blocks {
     }
 
     /// Adds the blocks that this path goes through to those that its first `known` bytes go through.
-    fn extend(&self, of_parent: &mut BlockScopes, path: &str, known: usize) {
+    fn extend(&self, of_parent: &mut SmallVec<[BlockScope; 2]>, path: &str, known: usize) {
         if self.indices.is_empty() {
             return;
         }
@@ -49,8 +60,8 @@ impl Blocks {
 }
 
 /// An open scope.
-#[derive(Debug)]
-pub(crate) struct ScopeFrame {
+#[derive(Debug, Default)]
+pub(super) struct ScopeFrame {
     /// Tells it from a later scope at the same depth.
     id: u64,
     /// Names of the scopes from the outermost to this one, joined by dots; empty at the top.
@@ -58,44 +69,18 @@ pub(crate) struct ScopeFrame {
     /// The path that a layer's scope was opened with.
     layer: Option<String>,
     pub role: Option<Role>,
-    /// Roles of this scope and those around it.
-    pub roles: Roles,
-    /// The blocks that its path goes through.
-    pub blocks: BlockScopes,
-    pub mark: Option<Mark>,
+    pub place: Place,
+    mark: Option<Mark>,
     /// The innermost segment scope, this one included.
     pub segment: Option<u32>,
-    pub is_segment: bool,
+    is_segment: bool,
     /// How often a name was given, so that the second `add` is `add_1`.
     names: HashMap<String, u32>,
     /// Values that belong here and may outlive it.
-    pub values: Vec<ValueKey>,
+    values: Vec<ValueKey>,
 }
 
 impl ScopeFrame {
-    pub fn top() -> ScopeFrame {
-        ScopeFrame {
-            id: 0,
-            path: String::new(),
-            layer: None,
-            role: None,
-            roles: Roles::NONE,
-            blocks: BlockScopes::new(),
-            mark: None,
-            segment: None,
-            is_segment: false,
-            names: HashMap::new(),
-            values: Vec::new(),
-        }
-    }
-
-    /// Notes a value that may outlive this scope; the top scope, which never closes, needs none.
-    pub fn note(&mut self, value: ValueKey) {
-        if self.id != 0 {
-            self.values.push(value);
-        }
-    }
-
     pub fn path_of(&self, name: &str) -> String {
         match (self.path.as_str(), name) {
             ("", _) => name.to_string(),
@@ -104,13 +89,104 @@ impl ScopeFrame {
         }
     }
 
-    pub fn unique_name(&mut self, name: &str) -> String {
+    /// The path of a new value of this name.
+    fn unique_path_of(&mut self, name: &str) -> String {
         if let Some(count) = self.names.get_mut(name) {
             *count += 1;
-            return format!("{name}_{}", *count - 1);
+            let name = format!("{name}_{}", *count - 1);
+            return self.path_of(&name);
         }
         self.names.insert(name.to_string(), 1);
-        name.to_string()
+        self.path_of(name)
+    }
+}
+
+/// The scopes that are open on a tape.
+#[derive(Debug)]
+pub(crate) struct Scopes {
+    /// The outermost first: the top, which never closes.
+    pub(super) frames: Vec<ScopeFrame>,
+    blocks: Blocks,
+    /// Of all scopes that were opened.
+    roles_opened: Roles,
+    next_segment: u32,
+    next_id: u64,
+}
+
+impl Default for Scopes {
+    fn default() -> Scopes {
+        let frames = vec![ScopeFrame::default()];
+        Scopes { frames, blocks: Blocks::default(), roles_opened: Roles::NONE, next_segment: 0, next_id: 0 }
+    }
+}
+
+impl Scopes {
+    pub fn level(&self) -> usize {
+        self.frames.len() - 1
+    }
+
+    pub(super) fn top(&self) -> &ScopeFrame {
+        &self.frames[self.level()]
+    }
+
+    pub fn path_of(&self, name: &str) -> String {
+        self.top().path_of(name)
+    }
+
+    pub(super) fn unique_path_of(&mut self, name: &str) -> String {
+        let level = self.level();
+        self.frames[level].unique_path_of(name)
+    }
+
+    /// Notes a value that may outlive the innermost scope; the top scope, which never closes, needs none.
+    pub(super) fn note(&mut self, value: ValueKey) {
+        let level = self.level();
+        if level > 0 {
+            self.frames[level].values.push(value);
+        }
+    }
+
+    /// The mark of the innermost marked scope, from scope `level` outwards.
+    pub fn mark_at(&self, level: usize) -> Option<Mark> {
+        self.frames[..=level].iter().rev().find_map(|frame| frame.mark)
+    }
+
+    /// The frame of a new scope inside the innermost one; without its number and whether it is a segment.
+    fn frame(&mut self, scope: &Scope) -> ScopeFrame {
+        let parent = self.top();
+        let path = parent.path_of(self.name_of(scope));
+        let (segment, known) = (parent.segment, parent.path.len());
+        let mut place = Place { roles: parent.place.roles.and(scope.role), ..parent.place.clone() };
+        if scope.role == Some(Role::Block) {
+            self.blocks.open(&path);
+        }
+        self.blocks.extend(&mut place.blocks, &path, known);
+        self.roles_opened = self.roles_opened.and(scope.role);
+        let layer = scope.of_layer.then(|| scope.name.clone());
+        ScopeFrame { path, layer, role: scope.role, place, mark: scope.mark, segment, ..ScopeFrame::default() }
+    }
+
+    /// What a scope adds to the path of the innermost open one; for a layer, what the layer around it doesn't have.
+    fn name_of<'a>(&self, scope: &'a Scope) -> &'a str {
+        let inside = |layer: &str| {
+            let rest = scope.name.strip_prefix(layer)?;
+            if rest.is_empty() { Some(rest) } else { rest.strip_prefix('.') }
+        };
+        let around = self.frames.iter().rev().filter(|_| scope.of_layer).filter_map(|frame| frame.layer.as_deref());
+        around.filter_map(inside).next().unwrap_or(&scope.name)
+    }
+
+    /// Opens a scope, and returns its number.
+    fn open(&mut self, mut frame: ScopeFrame, is_segment: bool) -> u64 {
+        self.next_id += 1;
+        frame.id = self.next_id;
+        if is_segment {
+            frame.segment = Some(self.next_segment);
+            frame.is_segment = true;
+            self.next_segment += 1;
+        }
+        self.frames.push(frame);
+        self.next_id
     }
 }
 
@@ -229,98 +305,124 @@ pub struct ScopeGuard {
 
 impl ScopeGuard {
     fn open(tape: &Tape, scope: Scope) -> ScopeGuard {
-        let Some(mut graph) = tape.graph_or_park("scope") else {
+        let policy = tape.settled().options.policy.clone();
+        let Ok(_busy) = tape.occupy("scope") else {
+            tape.graph().park(Error::Reentrant { what: "scope" });
             // A scope that is no more open than one that has closed with the one around it.
             return ScopeGuard { tape: tape.clone(), depth: usize::MAX, id: 0 };
         };
-        let name = graph.name_of(&scope);
-        let parent = graph.scopes.last().expect("the top scope never closes");
-        let path = parent.path_of(name);
-        let (segment, known) = (parent.segment, parent.path.len());
-        let (roles, mut blocks) = (parent.roles.and(scope.role), parent.blocks.clone());
-        if scope.role == Some(Role::Block) {
-            graph.blocks.open(&path);
-        }
-        graph.blocks.extend(&mut blocks, &path, known);
-        graph.roles_opened = graph.roles_opened.and(scope.role);
-        let site = ScopeSite { path: &path, role: scope.role, blocks: &blocks };
-        let is_segment = scope.segment || graph.options.policy.as_ref().is_some_and(|p| p.is_segment(&site));
-        graph.next_scope += 1;
-        let id = graph.next_scope;
-        let layer = scope.of_layer.then(|| scope.name.clone());
-        let (role, mark) = (scope.role, scope.mark);
-        let mut frame = ScopeFrame { id, path, layer, role, roles, blocks, mark, segment, ..ScopeFrame::top() };
-        if is_segment {
-            frame.segment = Some(graph.next_segment);
-            frame.is_segment = true;
-            graph.next_segment += 1;
-        }
-        graph.scopes.push(frame);
-        graph.tell(|_| Event::Open(scope));
-        let depth = graph.scopes.len() - 1;
-        drop(graph);
+        let frame = tape.0.scopes.borrow_mut().frame(&scope);
+        let site = ScopeSite { path: &frame.path, role: scope.role, blocks: &frame.place.blocks };
+        let is_segment = scope.segment || policy.is_some_and(|policy| policy.is_segment(&site));
+        let mut scopes = tape.0.scopes.borrow_mut();
+        let id = scopes.open(frame, is_segment);
+        let depth = scopes.level();
+        tape.graph().tell(|_| Event::Open(scope));
         ScopeGuard { tape: tape.clone(), depth, id }
-    }
-}
-
-impl Graph {
-    /// What a scope adds to the path of the innermost open one; for a layer, what the layer around it doesn't have.
-    fn name_of<'a>(&self, scope: &'a Scope) -> &'a str {
-        let inside = |layer: &str| {
-            let rest = scope.name.strip_prefix(layer)?;
-            if rest.is_empty() { Some(rest) } else { rest.strip_prefix('.') }
-        };
-        let around = self.scopes.iter().rev().filter(|_| scope.of_layer).filter_map(|frame| frame.layer.as_deref());
-        around.filter_map(inside).next().unwrap_or(&scope.name)
     }
 }
 
 impl Drop for ScopeGuard {
     fn drop(&mut self) {
-        // What the latest op was given settles later: a mark on what a closure in the scope returns is in time. A
-        // policy that holds and drops a guard leaves the scope open, until the one around it closes.
-        let Some(mut graph) = self.tape.or_park("scope", self.tape.borrow("scope")) else { return };
         // It may have closed with a scope around it; another may be open at its depth.
-        if graph.scopes.get(self.depth).is_none_or(|s| s.id != self.id) {
+        let is_open = |tape: &Tape| tape.0.scopes.borrow().frames.get(self.depth).is_some_and(|f| f.id == self.id);
+        if !is_open(&self.tape) {
             return;
         }
-        // Scopes that were leaked or moved and are still open inside close with this one.
-        while graph.scopes.len() > self.depth {
-            close(&mut graph);
+        // In a policy or a rule it stays open, until the one around it closes.
+        let Ok(_busy) = self.tape.occupy("scope") else {
+            return self.tape.graph().park(Error::Reentrant { what: "scope" });
+        };
+        // Scopes that were leaked or moved and are still open inside close with this one. What the latest op was given
+        // settles later: a mark on what a closure in the scope returns is in time.
+        while self.tape.0.scopes.borrow().frames.len() > self.depth {
+            self.tape.close_scope();
         }
     }
 }
 
-fn close(graph: &mut Graph) {
-    graph.tell(|_| Event::Close);
-    let frame = graph.scopes.pop().expect("the loop above checks");
-    let level = graph.scopes.len() - 1;
-    let outer_segment = graph.scopes[level].segment;
-    let path: Rc<str> = frame.path.as_str().into();
-    for key in frame.values {
-        if !graph.values.contains_key(key) || !graph.is_held(key) {
-            continue;
+impl Tape {
+    /// Roles of all scopes that were opened.
+    pub(crate) fn roles_opened(&self) -> Roles {
+        self.0.scopes.borrow().roles_opened
+    }
+
+    /// Closes the innermost scope. What outlives it belongs to the scope around it, and may get another mark there.
+    fn close_scope(&self) {
+        let Some(frame) = self.0.scopes.borrow_mut().frames.pop() else { return };
+        let path: Rc<str> = frame.path.as_str().into();
+        let mut graph = self.graph();
+        graph.tell(|_| Event::Close);
+        let policy = graph.options.policy.clone();
+        let moved = {
+            let scopes = self.0.scopes.borrow();
+            graph.outlive(&frame, &path, &scopes)
+        };
+        drop(graph);
+        let marked = self.marks_outside(policy.as_deref(), moved);
+        let mut graph = self.graph();
+        for (key, marking) in marked {
+            graph.remark(key, marking);
         }
-        let value = &graph.values[key];
-        let is_root = value.root == key;
-        let unsettled = matches!(value.stored, Stored::Unsettled);
-        let (roles, output_of) = (graph.scopes[level].roles, value.output_of.and(frame.role));
-        let value = &mut graph.values[key];
-        (value.roles, value.output_of) = (roles, output_of);
-        value.blocks.clone_from(&frame.blocks);
-        let value = &graph.values[key];
-        if is_root && !value.exact && unsettled && value.source != MarkSource::Value && !graph.mark_is_fixed(key) {
-            graph.count_rule(graph.values[key].source, -1);
-            graph.assign_mark(key, level, &frame.path);
-            graph.require_recipe(key);
+    }
+
+    /// The marks of values in the innermost scope, which they have come to belong to.
+    fn marks_outside(&self, policy: Option<&dyn Policy>, moved: Vec<(ValueKey, Option<Candidate>)>) -> Vec<Remark> {
+        let mut marked = Vec::new();
+        for (key, candidate) in moved {
+            let scopes = self.0.scopes.borrow();
+            let marking = candidate.map(|candidate| scopes.marking(policy, scopes.level(), &candidate));
+            drop(scopes);
+            self.0.scopes.borrow_mut().note(key);
+            marked.extend(marking.map(|marking| (key, marking)));
         }
-        graph.move_forward_time(key, &path);
-        let value = &mut graph.values[key];
-        value.path = path.clone();
-        if unsettled {
-            value.boundary |= frame.is_segment;
-            value.segment = outer_segment;
+        marked
+    }
+}
+
+/// A value and what marks it from here on.
+type Remark = (ValueKey, Marking);
+
+impl Graph {
+    /// Moves the values that outlive a scope to the one around it, and lists them; with what policies see of those whose
+    /// mark may still change.
+    fn outlive(&mut self, frame: &ScopeFrame, path: &Rc<str>, scopes: &Scopes) -> Vec<(ValueKey, Option<Candidate>)> {
+        let around = scopes.top();
+        let mut moved = Vec::new();
+        for &key in &frame.values {
+            if !self.values.contains_key(key) || !self.is_held(key) {
+                continue;
+            }
+            self.move_forward_time(key, path);
+            let value = &mut self.values[key];
+            value.path = path.clone();
+            value.place = Place {
+                roles: around.place.roles,
+                output_of: value.place.output_of.and(frame.role),
+                blocks: frame.place.blocks.clone(),
+            };
+            let open = self.outlive_root(key, frame.is_segment, around.segment);
+            let value = &self.values[key];
+            moved.push((key, open.then(|| Candidate::of(value, &self.nodes[value.node]))));
         }
-        graph.scopes[level].note(key);
+        moved
+    }
+
+    /// Whether a value that outlives its scope may get another mark.
+    fn outlive_root(&mut self, key: ValueKey, of_segment: bool, segment: Option<u32>) -> bool {
+        let fixed = self.mark_is_fixed(key);
+        let Some(root) = self.roots.get_mut(key).filter(|root| root.is_unsettled()) else { return false };
+        root.boundary |= of_segment;
+        root.segment = segment;
+        !root.is_kept_exactly() && root.marking.source != MarkSource::Value && !fixed
+    }
+
+    /// Gives a value another mark, as scopes and policy have it.
+    fn remark(&mut self, key: ValueKey, marking: Marking) {
+        let Some(root) = self.roots.get_mut(key).filter(|root| root.is_unsettled()) else { return };
+        let before = std::mem::replace(&mut root.marking, marking);
+        self.count_rule(before.source, -1);
+        self.count_rule(marking.source, 1);
+        self.require_recipe(key);
     }
 }

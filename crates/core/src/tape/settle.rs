@@ -1,55 +1,128 @@
-//! How a value settles: handles, recipes, and what is stored, quantized, dropped or freed when the last handle goes.
+//! How a value settles: handles, recipes, and what is stored, packed, dropped or freed when the last handle goes.
 //!
 //! Users of a value are added only while a handle exists; afterwards they only fall, so the order in which handles go
 //! doesn't matter. Every release is a worklist, never recursion: graphs are deep.
 
-use super::NonFinite;
 use super::audit::Fingerprint;
-use super::graph::{Disposition, Graph, NodeKey, PendingQuantize, Quantized, Stored, ValueKey};
-use super::trace::Event;
+use super::graph::Graph;
+use super::marking::{MarkSource, Marking};
+use super::storage::Packed;
+use super::value::{Exactness, Fate, NodeKey, Root, State, Stored, ValueKey};
+use super::{NonFinite, Tape, Var, Verify};
 use crate::ops::Spec;
-use crate::{Contents, Error, Mark, Result, Tensor};
+use crate::trace::Event;
+use crate::{Contents, DType, Device, Error, Mark, MemoryKind, Result, Tensor};
 use smallvec::SmallVec;
+use std::time::Instant;
+
+/// A settling that needs a kernel, which runs outside the borrow of the graph.
+pub(super) struct Pending {
+    value: ValueKey,
+    tensor: Tensor,
+    mark: Mark,
+}
+
+impl Tape {
+    /// Lets go of the handles that the latest op was given by value.
+    pub(crate) fn settle_operands(&self) {
+        let ended = std::mem::take(&mut self.graph().ended);
+        if !ended.is_empty() {
+            self.let_go(ended);
+        }
+    }
+
+    /// Handles go, in order, all before any of their values is packed.
+    pub(super) fn let_go(&self, values: impl IntoIterator<Item = ValueKey>) {
+        let mut graph = self.graph();
+        let pending = graph.release_handles(values);
+        let retired = std::mem::take(&mut graph.retired);
+        drop(graph);
+        self.pack(pending);
+        drop(retired);
+    }
+
+    /// Handles go, in order, after those that the latest op was given.
+    pub(crate) fn let_go_all(&self, vars: impl Iterator<Item = Var>) {
+        let keys: SmallVec<[ValueKey; 3]> = vars.map(Var::into_key).collect();
+        self.settle_operands();
+        self.let_go(keys);
+    }
+
+    /// Runs the kernels of settlings.
+    pub(super) fn pack(&self, pending: Vec<Pending>) {
+        pending.into_iter().for_each(|pending| self.pack_one(pending));
+    }
+
+    fn pack_one(&self, Pending { value, tensor, mark }: Pending) {
+        let start = Instant::now();
+        let graph = self.graph();
+        let (device, measure) = (graph.device.clone(), graph.options.measure_quantization);
+        let (stream, (path, op)) = (graph.rounding_stream(value), graph.name_of(value));
+        drop(graph);
+        let packed = Packed::new(mark, &self.exec(&device, MemoryKind::Quantized), &tensor, stream);
+        let error = match &packed {
+            Ok(packed) if measure => self.packing_error(&device, &tensor, packed).ok(),
+            _ => None,
+        };
+        let mut graph = self.graph();
+        if let Ok(packed) = &packed {
+            graph.stats.quantize_traffic += packed.traffic();
+        }
+        drop(tensor);
+        graph.finish_packing(value, packed.map_err(|error| error.of_value(&path, op)), error);
+        graph.stats.quantize_nanos += start.elapsed().as_nanos() as u64;
+    }
+
+    /// Relative L2 distance of what is stored from the original.
+    fn packing_error(&self, device: &Device, original: &Tensor, packed: &Packed) -> Result<f64> {
+        // Both tensors on every device, so that a dry run takes the same memory.
+        let stored =
+            packed.unpack(&self.exec(device, MemoryKind::Workspace))?.cast(DType::F64, MemoryKind::Workspace)?;
+        let original = original.cast(DType::F64, MemoryKind::Workspace)?;
+        let (mut error, mut norm) = (0.0, 0.0);
+        for (x, y) in original.to_vec::<f64>()?.into_iter().zip(stored.to_vec::<f64>()?) {
+            error += (x - y) * (x - y);
+            norm += x * x;
+        }
+        Ok(if norm == 0.0 { 0.0 } else { (error / norm).sqrt() })
+    }
+}
 
 impl Graph {
     pub(super) fn count_handle(&mut self, value: ValueKey, change: i32) {
-        let (root, node) = (self.values[value].root, self.values[value].node);
-        let handles = &mut self.values[root].root_handles;
+        let v = &self.values[value];
+        let (handles, users) = (&mut self.roots[v.root].handles, &mut self.nodes[v.node].users);
         *handles = handles.wrapping_add_signed(change);
-        let users = &mut self.nodes[node].users;
         *users = users.wrapping_add_signed(change);
     }
 
     /// One handle more.
-    pub fn retain_handle(&mut self, value: ValueKey) {
+    pub(super) fn retain_handle(&mut self, value: ValueKey) {
         self.values[value].handles += 1;
         self.count_handle(value, 1);
     }
 
     /// A new handle on a leaf of this tensor; false where the leaf is gone or of another one (a parameter that was updated
     /// since, another view of it, frozen or not).
-    pub fn reopen_leaf(&mut self, leaf: ValueKey, tensor: &Tensor, requires_grad: bool) -> bool {
-        let Some(v) = self.values.get_mut(leaf) else { return false };
-        let same = match (&v.live, &v.stored) {
-            (Some(own), _) | (None, Stored::Full(own)) => {
-                own.shares_storage(tensor) && own.layout() == tensor.layout() && own.dtype() == tensor.dtype()
-            }
-            _ => v.spec == Spec::of(tensor),
+    pub(super) fn reopen_leaf(&mut self, leaf: ValueKey, tensor: &Tensor, requires_grad: bool) -> bool {
+        let (Some(v), Some(root)) = (self.values.get(leaf), self.roots.get_mut(leaf)) else { return false };
+        let same = match root.full() {
+            Some(own) => own.shares_storage(tensor) && own.layout() == tensor.layout() && own.dtype() == tensor.dtype(),
+            None => v.spec == Spec::of(tensor),
         };
         if !same || v.requires_grad != requires_grad {
             return false;
         }
-        v.live = Some(tensor.clone().sealed());
-        v.stored = Stored::Unsettled;
+        root.state = State::Live(tensor.clone().sealed());
         let id = v.id;
         self.tell(|_| Event::Reopen(id));
         self.retain_handle(leaf);
         true
     }
 
-    /// One handle less on each of these values, in order. What is to be quantized is for the caller, when all have
-    /// gone: so a weight that was cast for an op is free before the op's input is stored as int8.
-    pub fn release_handles(&mut self, values: impl IntoIterator<Item = ValueKey>) -> Vec<PendingQuantize> {
+    /// One handle less on each of these values, in order. What is to be packed is for the caller, when all have gone: so
+    /// a weight that was cast for an op is free before the op's input is stored as int8.
+    fn release_handles(&mut self, values: impl IntoIterator<Item = ValueKey>) -> Vec<Pending> {
         let mut handles: SmallVec<[(ValueKey, bool); 3]> = SmallVec::new();
         let mut gone = SmallVec::new();
         for value in values {
@@ -61,90 +134,72 @@ impl Graph {
         if !gone.is_empty() {
             self.tell(|_| Event::Release(gone));
         }
-        let mut pending: Vec<PendingQuantize> =
+        let mut pending: Vec<Pending> =
             handles.into_iter().filter_map(|(value, last)| self.release_handle(value, last)).collect();
         // A later handle's going may have taken the only reader of an earlier value, and the value with it.
-        pending.retain(|p| self.values.get(p.value).is_some_and(|v| matches!(v.stored, Stored::Full(_))));
+        pending.retain(|p| self.is_stored_full(p.value));
         pending
     }
 
+    fn is_stored_full(&self, value: ValueKey) -> bool {
+        self.roots.get(value).is_some_and(|root| matches!(root.state, State::Stored(Stored::Full(_))))
+    }
+
     /// Nodes that nothing uses any more leave the tape, and with its last handle the root settles.
-    fn release_handle(&mut self, value: ValueKey, last: bool) -> Option<PendingQuantize> {
-        let (root, node) = (self.values[value].root, self.values[value].node);
-        self.count_handle(value, -1);
-        if last && root != value {
-            self.values[value].live = None;
+    fn release_handle(&mut self, value: ValueKey, last: bool) -> Option<Pending> {
+        let v = &mut self.values[value];
+        let (root, node) = (v.root, v.node);
+        if last {
+            v.view = None;
         }
+        self.count_handle(value, -1);
         if !self.consumed {
             // First, so that a dead value, which only its own node would read, isn't stored on the way out.
             self.remove_dead(node);
         }
-        let v = self.values.get(root).filter(|v| v.root_handles == 0)?;
-        let pending = match v.stored {
-            Stored::Unsettled if !self.consumed => self.settle(root),
-            _ => None,
-        };
-        self.values[root].live = None;
-        pending
-    }
-
-    /// What the mark asks for. Never a function of handles.
-    pub fn disposition(&self, value: ValueKey) -> Disposition {
-        let v = &self.values[value];
-        if let Some(fixed) = v.read_as {
-            return fixed;
-        }
-        match v.mark {
-            _ if v.exact => Disposition::Full,
-            Some(Mark::Keep) => Disposition::Full,
-            Some(Mark::Int8(_)) if v.read_exactly => Disposition::Full,
-            Some(Mark::Int8(_)) => Disposition::Quantize,
-            Some(Mark::Recompute) => Disposition::Drop,
-            None if v.ever_read => Disposition::Full,
-            None => Disposition::Drop,
+        let state = &mut self.roots.get_mut(root).filter(|root| root.handles == 0)?.state;
+        match state {
+            State::Live(_) => self.settle(root),
+            State::Freed(tensor) => {
+                *tensor = None;
+                None
+            }
+            State::Stored(_) => None,
         }
     }
 
-    /// Whether the value may yet be dropped, so that its node's inputs must stay.
-    pub fn wants_recipe(&self, value: ValueKey) -> bool {
-        let v = &self.values[value];
-        v.root == value && !v.exact && (v.may_drop_outside || matches!(v.mark, None | Some(Mark::Recompute)))
-    }
-
-    pub fn hold_recipe(&mut self, value: ValueKey) {
-        let v = &mut self.values[value];
-        if std::mem::replace(&mut v.holds_recipe, true) {
+    pub(super) fn hold_recipe(&mut self, value: ValueKey) {
+        if std::mem::replace(&mut self.roots[value].holds_recipe, true) {
             return;
         }
-        let node = v.node;
-        self.nodes[node].recipe_holders += 1;
-        if self.nodes[node].recipe_holders == 1 {
-            for input in self.nodes[node].inputs.clone() {
-                let root = self.root(input);
-                self.values[root].recipes += 1;
+        let node = &mut self.nodes[self.values[value].node];
+        node.recipe_holders += 1;
+        if node.recipe_holders == 1 {
+            for &input in &node.inputs {
+                self.roots[self.values[input].root].recipes += 1;
             }
         }
     }
 
     fn drop_recipe(&mut self, value: ValueKey, released: &mut Vec<ValueKey>) {
-        let v = &mut self.values[value];
-        if !std::mem::replace(&mut v.holds_recipe, false) {
+        let Some(root) = self.roots.get_mut(value) else { return };
+        if !std::mem::replace(&mut root.holds_recipe, false) {
             return;
         }
-        let node = v.node;
-        self.nodes[node].recipe_holders -= 1;
-        if self.nodes[node].recipe_holders == 0 {
-            for input in self.nodes[node].inputs.clone() {
-                let root = self.root(input);
-                self.values[root].recipes -= 1;
+        let node = &mut self.nodes[self.values[value].node];
+        node.recipe_holders -= 1;
+        if node.recipe_holders == 0 {
+            for &input in &node.inputs {
+                let root = self.values[input].root;
+                self.roots[root].recipes -= 1;
                 released.push(root);
             }
         }
     }
 
     /// Takes or gives back the recipe as the current mark asks.
-    pub fn update_recipe(&mut self, value: ValueKey) {
-        if self.wants_recipe(value) {
+    pub(super) fn update_recipe(&mut self, value: ValueKey) {
+        if self.roots[value].wants_recipe() {
             self.hold_recipe(value);
         } else {
             let mut released = Vec::new();
@@ -153,106 +208,97 @@ impl Graph {
         }
     }
 
+    /// The input of a value's op that is gone, where the value has given up its recipe.
+    pub(super) fn gone_input(&self, value: ValueKey) -> Option<ValueKey> {
+        let inputs = self.nodes[self.values[value].node].inputs.iter();
+        let mut roots = inputs.map(|&input| self.root(input)).filter(|_| !self.roots[value].holds_recipe);
+        roots.find(|&root| self.roots[root].is_freed())
+    }
+
     /// As [`update_recipe`](Self::update_recipe), where the mark may have changed to one that needs a recipe which was
     /// given up: then the value is kept, and a mark that asked to drop it is an error, parked.
-    pub fn require_recipe(&mut self, value: ValueKey) {
-        let gone = |g: &Graph| {
-            let inputs = &g.nodes[g.values[value].node].inputs;
-            inputs.iter().any(|&i| matches!(g.values[g.root(i)].stored, Stored::Freed))
-        };
-        if self.wants_recipe(value) && !self.values[value].holds_recipe && gone(self) {
-            let op = self.nodes[self.values[value].node].op_name();
-            let v = &self.values[value];
-            if v.mark == Some(Mark::Recompute) {
+    pub(super) fn require_recipe(&mut self, value: ValueKey) {
+        if self.roots[value].wants_recipe() && self.gone_input(value).is_some() {
+            let marking = &mut self.roots[value].marking;
+            let (mark, source) = (marking.mark, marking.source);
+            *marking = Marking { source, ..Marking::by_value(Mark::Keep) };
+            if mark == Some(Mark::Recompute) {
+                let (path, op) = self.name_of(value);
                 let reason =
                     "its inputs were freed before its scope closed; mark scopes before recording in them".into();
-                let error = Error::MarkTooLate { mark: "recompute", path: v.path.to_string(), op, reason };
-                self.park(error);
+                self.park(Error::MarkTooLate { mark: "recompute", path, op, reason });
             }
-            let v = &mut self.values[value];
-            (v.mark, v.may_drop_outside) = (Some(Mark::Keep), false);
         }
         self.update_recipe(value);
     }
 
     /// Decides what is stored of a root whose last handle has gone (or which never had one).
-    pub(super) fn settle(&mut self, value: ValueKey) -> Option<PendingQuantize> {
-        let mut released = Vec::new();
-        let mut pending = None;
-        self.values[value].may_drop_outside = false;
-        let v = &self.values[value];
-        let tensor = v.live.clone();
-        if v.reads + v.recipes == 0 {
-            self.values[value].stored = Stored::Freed;
-            self.drop_recipe(value, &mut released);
-        } else {
-            let tensor = tensor.expect("an unsettled root has its tensor");
-            match self.disposition(value) {
-                Disposition::Full => {
-                    self.store_full(value, tensor);
-                    self.drop_recipe(value, &mut released);
-                }
-                Disposition::Quantize => {
-                    let Some(Mark::Int8(spec)) = self.values[value].mark else { unreachable!("only Int8 quantizes") };
-                    // Full until the kernel has run; a failure leaves it so.
-                    self.store_full(value, tensor.clone());
-                    pending = Some(PendingQuantize { value, tensor, spec });
-                    self.drop_recipe(value, &mut released);
-                }
-                Disposition::Drop => {
-                    // A pass before this that replayed it behind an int8 value has left what later replays must equal.
-                    let audited = v.audit.is_some();
-                    if self.options.verify == super::Verify::Bits && self.nodes[v.node].requires_grad && !audited {
-                        self.values[value].audit = Fingerprint::of(&tensor).ok();
-                    }
-                    self.values[value].stored = Stored::Dropped;
-                    self.hold_recipe(value);
-                }
+    pub(super) fn settle(&mut self, value: ValueKey) -> Option<Pending> {
+        let fate = self.fate(value);
+        let root = &mut self.roots[value];
+        root.marking.may_drop_outside = false;
+        let State::Live(tensor) = std::mem::replace(&mut root.state, State::Freed(None)) else { return None };
+        let (mut released, mut pending) = (Vec::new(), None);
+        match fate {
+            _ if !root.is_needed() => self.drop_recipe(value, &mut released),
+            Fate::Dropped => {
+                self.fingerprint(value, &tensor);
+                self.roots[value].state = State::Stored(Stored::Dropped);
+                self.hold_recipe(value);
             }
-        }
-        if self.values[value].root_handles == 0 {
-            self.values[value].live = None;
+            Fate::Full => {
+                self.store_full(value, tensor);
+                self.drop_recipe(value, &mut released);
+            }
+            Fate::Packed(mark) => {
+                // Full until the kernel has run; a failure leaves it so.
+                self.store_full(value, tensor.clone());
+                pending = Some(Pending { value, tensor, mark });
+                self.drop_recipe(value, &mut released);
+            }
         }
         self.free_unused(released);
         pending
     }
 
+    /// Notes the bits of a value that is about to be dropped, where replays are checked.
+    fn fingerprint(&mut self, value: ValueKey, tensor: &Tensor) {
+        // A pass before this that replayed it behind a lossy value has left what later replays must equal.
+        let audited = self.roots[value].audit.is_some();
+        let node = &self.nodes[self.values[value].node];
+        if self.options.verify == Verify::Bits && node.requires_grad && !audited {
+            self.roots[value].audit = Fingerprint::of(tensor).ok();
+        }
+    }
+
     fn store_full(&mut self, value: ValueKey, tensor: Tensor) {
         let is_leaf = self.nodes[self.values[value].node].is_leaf();
         // A parameter's: `commit` has made it a state meanwhile.
-        if !is_leaf && tensor.storage().kind() != crate::MemoryKind::Parameter {
-            tensor.storage().set_kind(crate::MemoryKind::Saved);
+        if !is_leaf && tensor.storage().kind() != MemoryKind::Parameter {
+            tensor.storage().set_kind(MemoryKind::Saved);
         }
-        self.values[value].stored = Stored::Full(tensor);
+        self.roots[value].state = State::Stored(Stored::Full(tensor));
     }
 
     /// Frees settled roots that nothing uses any more, and what only they used.
-    pub fn free_unused(&mut self, mut worklist: Vec<ValueKey>) {
+    fn free_unused(&mut self, mut worklist: Vec<ValueKey>) {
         while let Some(value) = worklist.pop() {
-            let Some(v) = self.values.get_mut(value) else { continue };
-            if v.reads + v.recipes > 0 || matches!(v.stored, Stored::Unsettled | Stored::Freed) {
-                continue;
-            }
-            v.stored = Stored::Freed;
+            let unused = |root: &&mut Root| !root.is_needed() && matches!(root.state, State::Stored(_));
+            let Some(root) = self.roots.get_mut(value).filter(unused) else { continue };
+            root.free();
             self.drop_recipe(value, &mut worklist);
         }
     }
 
     /// Removes the node if no output has a handle and no living node consumes one; then those before it.
-    pub fn remove_dead(&mut self, node: NodeKey) {
+    fn remove_dead(&mut self, node: NodeKey) {
         let mut worklist = vec![node];
         while let Some(key) = worklist.pop() {
-            let Some(node) = self.nodes.get(key) else { continue };
-            if node.users > 0 {
-                continue;
-            }
+            let Some(node) = self.nodes.get(key).filter(|node| node.users == 0) else { continue };
             let (inputs, outputs) = (node.inputs.clone(), node.outputs.clone());
-            let roots: Vec<ValueKey> = node.saved().iter().map(|&v| self.root(v)).collect();
-            for &root in &roots {
-                self.values[root].reads -= 1;
-            }
-            self.free_unused(roots);
-            let mut released = Vec::new();
+            let mut released: Vec<ValueKey> = node.saved().iter().map(|&v| self.root(v)).collect();
+            released.iter().for_each(|&root| self.roots[root].reads -= 1);
+            self.free_unused(std::mem::take(&mut released));
             for &output in &outputs {
                 self.drop_recipe(output, &mut released);
             }
@@ -264,22 +310,24 @@ impl Graph {
             }
             for &output in &outputs {
                 self.values.remove(output);
+                self.roots.remove(output);
             }
-            self.nodes.remove(key);
+            self.retired.extend(self.nodes.remove(key).and_then(|node| node.op));
         }
     }
 
-    /// The result of a pending quantization. A failure leaves the value in full, parked or counted.
-    pub fn finish_quantize(&mut self, value: ValueKey, result: Result<Quantized>, error: Option<f64>) {
-        let Some(v) = self.values.get_mut(value) else { return };
+    /// The result of packing a value. A failure leaves the value in full, parked or counted.
+    fn finish_packing(&mut self, value: ValueKey, result: Result<Packed>, error: Option<f64>) {
+        if !self.values.contains_key(value) {
+            return;
+        }
         match result {
             // The user may have freed it, or a pass may have ended, while the kernel ran.
-            Ok(quantized) if matches!(v.stored, Stored::Full(_)) => {
-                for part in [&quantized.q, &quantized.scales] {
-                    part.storage().note_contents(Contents::Value(v.id));
-                }
-                v.stored = Stored::Quantized(quantized);
-                v.quantization_error = error;
+            Ok(packed) if self.is_stored_full(value) => {
+                let id = self.values[value].id;
+                packed.parts().iter().for_each(|part| part.storage().note_contents(Contents::Value(id)));
+                let root = &mut self.roots[value];
+                (root.state, root.packing_error) = (State::Stored(Stored::Packed(packed)), error);
                 self.stats.quantized += 1;
             }
             Ok(_) => {}
@@ -288,14 +336,30 @@ impl Graph {
         }
     }
 
-    /// Where the tape's options say so, a value that int8 can't hold is from here on as if marked Keep; a pass reads it so.
-    pub fn keep_full(&mut self, value: ValueKey) -> bool {
+    /// Where the tape's options say so, a value that its format can't hold is from here on as if marked Keep; a pass reads
+    /// it so.
+    pub(super) fn keep_full(&mut self, value: ValueKey) -> bool {
         if self.options.non_finite == NonFinite::Error {
             return false;
         }
-        let v = &mut self.values[value];
-        (v.mark, v.read_as) = (Some(Mark::Keep), None);
+        let root = &mut self.roots[value];
+        (root.marking.mark, root.read_as) = (Some(Mark::Keep), None);
         self.stats.full_precision_fallbacks += 1;
         true
+    }
+}
+
+impl Graph {
+    /// Whether an op that reads a value exactly comes too late: the user has marked it otherwise, or a pass has read it
+    /// otherwise. Then the value's root, and whether by a pass.
+    pub(super) fn not_exact(&self, value: ValueKey) -> Option<(ValueKey, Mark, bool)> {
+        let key = self.root(value);
+        let root = &self.roots[key];
+        if let Some(Fate::Packed(mark)) = root.read_as {
+            return Some((key, mark, true));
+        }
+        let by_user = root.marking.source == MarkSource::Value && root.exactness == Exactness::Free;
+        let mark = root.marking.mark.filter(|mark| by_user && mark.packs(&self.values[key].spec));
+        mark.map(|mark| (key, mark, false))
     }
 }

@@ -1,7 +1,7 @@
 //! Sums of gradients: those of all uses of a value add up in a fixed order, many of 16 bits in f32, and are rounded once.
 
-use super::graph::ValueKey;
 use super::pass::Pass;
+use super::value::ValueKey;
 use super::{Gradients, ParameterId};
 use crate::kernel::BinaryFn;
 use crate::ops::{Exec, GradientSum, Op, Spec};

@@ -1,15 +1,15 @@
-//! Values as users hold them, and the gradients that a pass gives them.
+//! Values as users hold them.
 
-use super::graph::{MarkSource, Stored, Value, ValueKey};
-use super::trace::Event;
-use super::{EMPTY_GROUP, ParameterId, STOCHASTIC, Tape};
+use super::Tape;
+use super::graph::Graph;
+use super::marking::Marking;
+use super::value::{Exactness, Value, ValueKey};
 use crate::kernel::RandomStream;
 use crate::layout::Shape;
-use crate::mark::{Int8Spec, Rounding};
 use crate::ops::Op;
-use crate::{DType, Error, Mark, Result, Tensor};
+use crate::trace::Event;
+use crate::{DType, Error, Int8Spec, Mark, Result, Tensor};
 use slotmap::Key;
-use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
 
@@ -88,10 +88,7 @@ pub struct Var {
 
 impl Clone for Var {
     fn clone(&self) -> Var {
-        match self.tape.try_graph("clone") {
-            Ok(mut graph) => graph.retain_handle(self.key),
-            Err(_) => self.tape.0.cloned.borrow_mut().push(self.key),
-        }
+        self.tape.settled().retain_handle(self.key);
         Var { tape: self.tape.clone(), key: self.key }
     }
 }
@@ -100,7 +97,8 @@ impl Drop for Var {
     fn drop(&mut self) {
         // No key: the tape has taken over the handle.
         if !self.key.is_null() {
-            self.tape.release(self.key);
+            drop(self.tape.settled());
+            self.tape.let_go([self.key]);
         }
     }
 }
@@ -114,17 +112,18 @@ impl From<&Var> for Var {
 
 impl fmt::Debug for Var {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.tape.graph_at(self.key, "debug") {
-            Ok(graph) => {
-                let value = &graph.values[self.key];
-                write!(f, "Var(`{}`, {}{:?})", value.path, value.spec.dtype, value.spec.shape)
-            }
-            Err(_) => write!(f, "Var(in use)"),
-        }
+        let (path, spec) = self.of_value(|v| (v.path.clone(), v.spec.clone()));
+        write!(f, "Var(`{path}`, {spec})")
     }
 }
 
 impl Var {
+    pub(crate) fn key(&self) -> ValueKey {
+        self.key
+    }
+    pub(crate) fn is_of(&self, tape: &Tape) -> bool {
+        Rc::ptr_eq(&self.tape.0, &tape.0)
+    }
     /// The handle for the tape to let go of.
     pub(super) fn into_key(mut self) -> ValueKey {
         std::mem::take(&mut self.key)
@@ -136,31 +135,29 @@ impl Var {
     }
     /// Sizes of the dimensions.
     pub fn shape(&self) -> Shape {
-        self.of_value("shape", |v| v.spec.shape.clone()).unwrap_or_default()
+        self.of_value(|v| v.spec.shape.clone())
     }
     /// The elements' type.
     pub fn dtype(&self) -> DType {
-        self.of_value("dtype", |v| v.spec.dtype).unwrap_or(DType::F32)
+        self.of_value(|v| v.spec.dtype)
     }
     /// Scopes and name, `blocks.3.attn.softmax`.
     pub fn path(&self) -> String {
-        self.of_value("path", |v| v.path.to_string()).unwrap_or_default()
+        self.of_value(|v| v.path.to_string())
     }
     /// Whether backward reaches it.
     pub fn requires_grad(&self) -> bool {
-        self.of_value("requires_grad", |v| v.requires_grad).unwrap_or(false)
+        self.of_value(|v| v.requires_grad)
     }
-    /// A fact of the value; none where the tape's policy asks, see [`Tape`].
-    fn of_value<T>(&self, what: &'static str, fact: impl FnOnce(&Value) -> T) -> Option<T> {
-        let graph = self.tape.or_park(what, self.tape.graph_at(self.key, what));
-        graph.map(|graph| fact(&graph.values[self.key]))
+    fn of_value<T>(&self, fact: impl FnOnce(&Value) -> T) -> T {
+        fact(&self.tape.settled_for(self.key).values[self.key])
     }
     /// The tensor: always the exact one, whatever the mark. On a tape of the meta device it is a tensor of the meta
     /// device, also where a leaf's own is another's.
     pub fn tensor(&self) -> Result<Tensor> {
-        let mut graph = self.tape.graph_at(self.key, "tensor")?;
+        let mut graph = self.tape.settled_for(self.key);
         graph.note_taken(self.key);
-        Ok(graph.values[self.key].live.clone().expect("a value with a handle has its tensor"))
+        Ok(graph.live(self.key).clone())
     }
     /// The number in a tensor of one element.
     ///
@@ -188,6 +185,11 @@ impl Var {
         self.set_mark(Mark::Int8(Int8Spec::default()))?;
         Ok(self)
     }
+    /// Store this value as bf16 when its last handle goes.
+    pub fn bf16(self) -> Result<Var> {
+        self.set_mark(Mark::Bf16)?;
+        Ok(self)
+    }
     /// Store this value in full, also where it is only replayed from.
     pub fn keep(self) -> Result<Var> {
         self.set_mark(Mark::Keep)?;
@@ -197,58 +199,18 @@ impl Var {
     /// Marks this value (a view marks the value that owns the storage), over any scope and policy.
     ///
     /// # Errors
-    /// [`Error::MarkTooLate`] once the value has settled or a pass has begun since it was recorded, and where a change from keep or int8 to
-    /// recompute finds an input gone. [`Error::MarkNotAllowed`] on leaves, integers, statistics (kept exactly), and for
-    /// int8 where a reader needs the exact value. [`Error::Unseeded`] for stochastic rounding on a tape without a seed.
+    /// [`Error::MarkTooLate`] once the value has settled or a pass has begun since it was recorded, and where a change
+    /// from keep or a lossy mark to recompute finds an input gone. [`Error::MarkNotAllowed`] on leaves, integers,
+    /// statistics (kept exactly), and for a lossy mark where a reader needs the exact value. [`Error::Unseeded`] for
+    /// stochastic rounding on a tape without a seed. [`Error::Reentrant`] in a policy or a rule.
     pub fn set_mark(&self, mark: Mark) -> Result<()> {
-        let mut graph = self.tape.graph_at(self.key, "mark")?;
-        graph.check("mark", Some(self.key))?;
+        drop(self.tape.settled_for(self.key));
+        let _busy = self.tape.occupy("mark")?;
+        self.tape.check("mark", Some(self.key))?;
+        let mut graph = self.tape.graph();
         let root = graph.root(self.key);
-        let v = &graph.values[root];
-        let op = graph.nodes[v.node].op_name();
-        let path = v.path.to_string();
-        let not_allowed =
-            |reason: &str| Error::MarkNotAllowed { mark: mark.name(), path: path.clone(), op, reason: reason.into() };
-        let too_late = |reason: String| Error::MarkTooLate { mark: mark.name(), path: path.clone(), op, reason };
-        if mark != Mark::Keep {
-            if graph.nodes[v.node].is_leaf() {
-                return Err(not_allowed("it is a leaf, which has no op to replay and belongs to you; leaves are kept"));
-            }
-            if v.exact {
-                return Err(not_allowed("integers and statistics are always kept exactly"));
-            }
-        }
-        if let Mark::Int8(spec) = mark {
-            if v.read_exactly {
-                return Err(not_allowed("an op reads it exactly (tiled attention its q and k); keep or recompute it"));
-            }
-            if spec.group == 0 {
-                return Err(not_allowed(EMPTY_GROUP));
-            }
-            if spec.rounding == Rounding::Stochastic && self.tape.0.seed.is_none() {
-                return Err(Error::Unseeded { what: STOCHASTIC, path });
-            }
-        }
-        if graph.mark_is_fixed(root) {
-            return Err(too_late("a backward pass has begun since; mark before the first one".into()));
-        }
-        if !matches!(v.stored, Stored::Unsettled) {
-            return Err(too_late("it has settled; mark it while you hold its first handle".into()));
-        }
-        if mark == Mark::Recompute && !v.holds_recipe {
-            let inputs = graph.nodes[v.node].inputs.clone();
-            let gone = inputs.iter().find(|&&i| matches!(graph.values[graph.root(i)].stored, Stored::Freed));
-            if let Some(&input) = gone {
-                let input = &graph.values[graph.root(input)].path;
-                return Err(too_late(format!(
-                    "its input `{input}` was freed, because it was marked {} when recorded; mark it in the statement that \
-                     makes it, or change the rule",
-                    v.mark.map_or("otherwise", Mark::name)
-                )));
-            }
-        }
-        let v = &mut graph.values[root];
-        (v.mark, v.source, v.may_drop_outside) = (Some(mark), MarkSource::Value, false);
+        graph.may_mark(root, mark)?;
+        graph.roots[root].marking = Marking::by_value(mark);
         graph.update_recipe(root);
         graph.tell(|g| Event::Mark(g.values[self.key].id, mark));
         Ok(())
@@ -283,15 +245,13 @@ impl Var {
         let Some(seed) = tape.0.seed else {
             let op: Op = op(RandomStream { seed: 0, counter: taken }).into();
             let what = op.rule().name();
-            let mut graph = tape.try_graph(what)?;
-            graph.check(what, None)?;
-            let path = graph.scopes.last().expect("the top scope never closes").path_of(what);
+            drop(tape.enter(what, None)?);
+            let path = tape.0.scopes.borrow().path_of(what);
             return Err(Error::Unseeded { what, path });
         };
         counter.set(taken + 1);
         let result = self.apply(op(RandomStream { seed, counter: taken }), others);
-        // A user's rule may have run another one meanwhile.
-        if result.is_err() && counter.get() == taken + 1 {
+        if result.is_err() {
             counter.set(taken);
         }
         result
@@ -299,69 +259,58 @@ impl Var {
 
     /// An [`Error::InvalidInput`] about a call on this value.
     pub(crate) fn invalid(&self, op: &'static str, reason: impl Into<String>) -> Error {
-        let graph = match self.tape.try_graph(op) {
-            Ok(graph) => graph,
-            Err(error) => return error,
-        };
         Error::InvalidInput {
             op,
-            path: graph.scopes.last().expect("the top scope never closes").path_of(op),
-            inputs: graph.values[self.key].spec.to_string(),
+            path: self.tape.0.scopes.borrow().path_of(op),
+            inputs: self.of_value(|v| v.spec.to_string()),
             reason: reason.into(),
         }
     }
 }
 
-/// The gradients of one backward pass: tensors, not values of a tape. One that is put on a tape with `leaf` starts there,
-/// without the history that made it; a gradient of a gradient is [`Error::SecondOrder`], see
-/// [`grad_with`](Tape::grad_with).
-#[derive(Debug, Default)]
-pub struct Gradients {
-    /// The tape's id.
-    pub(super) tape: u64,
-    // Ordered, so that they are freed in the same order on every run.
-    pub(super) by_value: BTreeMap<ValueKey, Tensor>,
-    pub(super) by_parameter: BTreeMap<ParameterId, Tensor>,
-}
-
-impl Gradients {
-    /// The gradient of a leaf; `None` where the loss doesn't depend on it, as with a leaf of another tape.
-    pub fn of(&self, leaf: &Var) -> Option<&Tensor> {
-        self.by_value.get(&leaf.key).filter(|_| self.tape == leaf.tape.0.id)
-    }
-    /// The gradient of a parameter; `None` where the loss doesn't depend on it.
-    pub fn parameter(&self, id: ParameterId) -> Option<&Tensor> {
-        self.by_parameter.get(&id)
-    }
-    /// The relative L2 distance of all gradients together from those of another pass of the same program, the reference. 0
-    /// only where all numbers are equal.
-    ///
-    /// # Errors
-    /// [`Error::InvalidTensor`] where the passes don't have gradients of the same leaves.
-    pub fn distance(&self, reference: &Gradients) -> Result<f64> {
-        let spec = |t: &Tensor| (t.dtype(), t.shape().to_vec());
-        let same = self.len() == reference.len()
-            && self.by_value.values().zip(reference.by_value.values()).all(|(a, b)| spec(a) == spec(b));
-        if !same {
-            let reason = "the passes have gradients of different leaves; compare passes of the same program".into();
-            return Err(Error::InvalidTensor { what: "distance of gradients", reason });
+impl Graph {
+    /// Why a root can't be given this mark, where it can't.
+    fn may_mark(&self, key: ValueKey, mark: Mark) -> Result<()> {
+        let root = &self.roots[key];
+        let (path, op) = self.name_of(key);
+        if let Some(reason) = self.not_allowed(key, mark) {
+            return Err(Error::MarkNotAllowed { mark: mark.name(), path, op, reason: reason.into() });
         }
-        let (mut error, mut norm) = (0.0, 0.0);
-        for (a, b) in self.by_value.values().zip(reference.by_value.values()) {
-            for (a, b) in a.to_f64_vec()?.into_iter().zip(b.to_f64_vec()?) {
-                error += (a - b) * (a - b);
-                norm += b * b;
+        if let Some(what) = mark.format().and_then(|format| format.randomness())
+            && self.options.seed.is_none()
+        {
+            return Err(Error::Unseeded { what, path });
+        }
+        let reason = if self.mark_is_fixed(key) {
+            "a backward pass has begun since; mark before the first one".into()
+        } else if !root.is_unsettled() {
+            "it has settled; mark it while you hold its first handle".into()
+        } else if let Some(input) = self.gone_input(key).filter(|_| mark == Mark::Recompute) {
+            format!(
+                "its input `{}` was freed, because it was marked {} when recorded; mark it in the statement that makes it, \
+                 or change the rule",
+                self.values[input].path,
+                root.marking.mark.map_or("otherwise", Mark::name)
+            )
+        } else {
+            return Ok(());
+        };
+        Err(Error::MarkTooLate { mark: mark.name(), path, op, reason })
+    }
+
+    fn not_allowed(&self, key: ValueKey, mark: Mark) -> Option<&'static str> {
+        if mark == Mark::Keep {
+            return None;
+        }
+        if self.nodes[self.values[key].node].is_leaf() {
+            return Some("it is a leaf, which has no op to replay and belongs to you; leaves are kept");
+        }
+        match self.roots[key].exactness {
+            Exactness::KeptExactly => Some("integers and statistics are always kept exactly"),
+            Exactness::ReadExactly if mark.packs(&self.values[key].spec) => {
+                Some("an op reads it exactly (tiled attention its q and k); keep or recompute it")
             }
+            _ => mark.format()?.check().err(),
         }
-        Ok(if error == 0.0 { 0.0 } else { (error / norm).sqrt() })
-    }
-
-    /// How many leaves have a gradient.
-    pub fn len(&self) -> usize {
-        self.by_value.len()
-    }
-    /// True where no leaf has one.
-    pub fn is_empty(&self) -> bool {
-        self.by_value.is_empty()
     }
 }

@@ -1,6 +1,6 @@
 use crate::{Scratch, gradients, parameter};
 use approx::assert_relative_eq;
-use retape_core::{DType, Device, Gradients, Kernel, MemoryKind, Tape, Tensor, meta};
+use retape_core::{BackwardOptions, DType, Device, Gradients, Kernel, MemoryKind, Tape, Tensor, meta};
 use retape_nn::checkpoint::{Cast, load_parameters, load_training, save_parameters, save_training};
 use retape_nn::{AdamW, AdamWConfig, Error, Parameter, ParameterGroup};
 
@@ -182,7 +182,7 @@ fn constant_gradient(p: &Parameter, value: f64) -> Gradients {
     let tape = Tape::new(&p.device());
     let x = p.var(&tape).unwrap();
     let ones = Tensor::full(&p.device(), &p.shape(), p.dtype(), value).unwrap();
-    tape.backward_from(&[(&x.scale(1.0).unwrap(), &ones)], false).unwrap()
+    tape.backward_from(&[(&x.scale(1.0).unwrap(), &ones)], BackwardOptions::default()).unwrap()
 }
 
 /// 1000 steps of 6e-4 from 1.0, each far below what 16 bits hold beside it, are 0.6. And 16 bits are no more than the

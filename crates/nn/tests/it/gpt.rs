@@ -116,7 +116,7 @@ fn paths() {
         let loss = model.loss(&tape, &x, &x).unwrap();
         let ledger = tape.ledger().unwrap();
         drop(loss);
-        let exact = |v: &&retape_core::LedgerEntry| v.mark != "exact";
+        let exact = |v: &&retape_core::LedgerEntry| v.mark.name() != "exact";
         ledger.values.iter().filter(exact).map(|v| v.path.clone()).collect::<Vec<_>>()
     };
     let one = |form| GptConfig { layers: 1, ..small(form) };

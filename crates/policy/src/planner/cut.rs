@@ -3,8 +3,8 @@
 //! A value is absent, stored or replayed. What backward reads is not absent, and a replayed value needs each input of its
 //! op stored or replayed. With truth values "available" (stored or replayed), "replayed", and for each op "runs again",
 //! all constraints are implications between two of them, and the price is a sum over single ones: a minimum closure, which
-//! is a minimum cut (Picard 1976, "Maximal closure of a graph and applications to combinatorial problems"). Whether a
-//! stored value is int8 concerns no other value, so the cheaper of the two stands for both.
+//! is a minimum cut (Picard 1976, "Maximal closure of a graph and applications to combinatorial problems"). How a
+//! stored value is stored concerns no other value, so the cheapest of the ways stands for all.
 
 use super::graph::{Choice, Graph};
 use petgraph::algo::dinics;
@@ -17,7 +17,7 @@ use retape_core::Moment;
 pub(super) struct Prices {
     /// Of a byte that is live at the moment that counts.
     pub byte: f64,
-    /// Of the error that int8 adds to the gradients.
+    /// Of the error that lossy formats add to the gradients.
     pub error: f64,
 }
 
@@ -33,42 +33,61 @@ pub(super) struct Solution {
 #[derive(Debug)]
 pub(super) struct Cut<'a> {
     graph: &'a Graph,
-    /// By class: bytes of stores, of replays, of int8 stores, and the error of those.
+    /// By class: bytes of stores and of replays.
     classes: Vec<Weights>,
-    /// Seconds per byte of quantizing and dequantizing.
+    /// Seconds per byte of packing and unpacking.
     quantize: f64,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 struct Weights {
     stored: f64,
     replayed: f64,
-    int8: f64,
-    int8_error: f64,
-    int8_seconds: f64,
-    int8_allowed: bool,
+    /// By format, where all of the class may be stored so.
+    packed: Vec<Option<PackedWeights>>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct PackedWeights {
+    bytes: f64,
+    error: f64,
+    seconds: f64,
+}
+
+impl Weights {
+    /// The price of storing the class in the cheapest of the ways, and which that is; in full, where none is cheaper.
+    fn cheapest(&self, prices: Prices) -> (f64, Choice) {
+        let packed = self.packed.iter().enumerate().filter_map(|(format, weights)| {
+            let w = (*weights)?;
+            Some((prices.byte * w.bytes + w.seconds + prices.error * w.error, Choice::Packed(format)))
+        });
+        let full = (prices.byte * self.stored, Choice::Keep);
+        packed.fold(full, |least, way| if way.0 < least.0 { way } else { least })
+    }
 }
 
 impl<'a> Cut<'a> {
     /// Counts what is live at `moment`, or without one all that is stored when forward ends.
     pub fn new(graph: &'a Graph, moment: Option<Moment>, quantize: f64) -> Cut<'a> {
         let weights = graph.classes.iter().map(|class| {
-            let mut sum = Weights { int8_allowed: true, ..Weights::default() };
+            let none = vec![Some(PackedWeights::default()); graph.formats.len()];
+            let mut sum = Weights { packed: none, ..Weights::default() };
             for item in class.items.iter().map(|&i| &graph.items[i]) {
                 let (stored, replayed) = match moment {
                     Some(moment) => (item.stored_at(moment), item.replayed_at(moment)),
                     None => (true, false),
                 };
+                let replayed = if replayed { item.bytes as f64 } else { 0.0 };
                 sum.stored += if stored { item.bytes as f64 } else { 0.0 };
-                sum.replayed += if replayed { item.bytes as f64 } else { 0.0 };
-                let int8_bytes = item.int8_bytes.unwrap_or(0);
-                // A value that is being read is there in full, too.
-                let live =
-                    if stored { int8_bytes as f64 } else { 0.0 } + if replayed { item.bytes as f64 } else { 0.0 };
-                sum.int8 += live;
-                sum.int8_error = sum.int8_error.max(item.int8_error);
-                sum.int8_seconds += quantize * 2.0 * (item.bytes + int8_bytes) as f64;
-                sum.int8_allowed &= item.int8_bytes.is_some();
+                sum.replayed += replayed;
+                for (weights, packed) in sum.packed.iter_mut().zip(&item.packed) {
+                    *weights = weights.zip(*packed).map(|(sum, packed)| PackedWeights {
+                        // A value that is being read is there in full, too.
+                        bytes: sum.bytes + if stored { packed.bytes as f64 } else { 0.0 } + replayed,
+                        error: sum.error.max(packed.error),
+                        seconds: sum.seconds + quantize * 2.0 * (item.bytes + packed.bytes) as f64,
+                    });
+                }
             }
             sum
         });
@@ -108,16 +127,8 @@ impl<'a> Cut<'a> {
     /// The choices of all items for these prices.
     pub fn solve(&self, prices: Prices) -> Solution {
         let graph = self.graph;
-        // Stored in the cheaper of the two ways.
-        let store: Vec<(f64, Choice)> = self
-            .classes
-            .iter()
-            .map(|w| {
-                let full = prices.byte * w.stored;
-                let int8 = prices.byte * w.int8 + w.int8_seconds + prices.error * w.int8_error;
-                if w.int8_allowed && int8 < full { (int8, Choice::Int8) } else { (full, Choice::Keep) }
-            })
-            .collect();
+        // Stored in the cheapest of the ways.
+        let store: Vec<(f64, Choice)> = self.classes.iter().map(|w| w.cheapest(prices)).collect();
         let replay: Vec<f64> = self.classes.iter().map(|w| prices.byte * w.replayed).collect();
         let scale = {
             let all = store.iter().map(|s| s.0).sum::<f64>()
@@ -193,9 +204,10 @@ impl<'a> Cut<'a> {
             match of_class[class] {
                 Choice::Keep => bytes += weights.stored,
                 Choice::Recompute => bytes += weights.replayed,
-                Choice::Int8 => {
-                    bytes += weights.int8;
-                    seconds += weights.int8_seconds;
+                Choice::Packed(format) => {
+                    let packed = weights.packed[format].unwrap_or_default();
+                    bytes += packed.bytes;
+                    seconds += packed.seconds;
                 }
             }
         }

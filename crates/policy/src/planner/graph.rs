@@ -4,7 +4,9 @@
 //! classes, so a model of a hundred blocks is solved as one; only where the search mixes plans do blocks differ.
 
 use super::CostModel;
-use retape_core::{Int8Spec, Mark, Moment, Phase, Trace, TraceValue};
+use super::{LossyFormat, LossyUse};
+use retape_core::ops::Spec;
+use retape_core::{Mark, Moment, Phase, Trace, TraceValue};
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -13,7 +15,8 @@ use std::rc::Rc;
 pub(super) enum Choice {
     Keep,
     Recompute,
-    Int8,
+    /// Stored by one of the planner's lossy formats.
+    Packed(usize),
 }
 
 /// A plan in the making: a choice for each item, and whether repeated scopes are segments.
@@ -32,14 +35,20 @@ pub(super) struct Item {
     pub value: usize,
     pub class: usize,
     pub bytes: u64,
-    /// Bytes as int8, where that is allowed.
-    pub int8_bytes: Option<u64>,
-    /// Relative error that int8 of all values of its class adds to the gradients.
-    pub int8_error: f64,
+    /// By format, where that is allowed.
+    pub packed: Vec<Option<PackedItem>>,
     /// When it is live at the latest because of handles: the last op that is recorded on it.
     last_use: u64,
     /// The first and last of the nodes whose gradient reads it.
     readers: Option<(u64, u64)>,
+}
+
+/// A value as a lossy format stores it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PackedItem {
+    pub bytes: u64,
+    /// Relative error that storing all values of its class so adds to the gradients.
+    pub error: f64,
 }
 
 /// Values alike.
@@ -67,113 +76,134 @@ pub(super) struct Graph {
     pub nodes: Vec<NodeClass>,
     /// Seconds of one run of each of the trace's nodes.
     pub seconds: Vec<f64>,
-    pub spec: Int8Spec,
-    /// The error of the int8 that the user gave; infinite where it isn't known.
+    /// The lossy formats that a plan may use.
+    pub formats: Vec<Mark>,
+    /// The error of the lossy marks that the user gave; infinite where it isn't known.
     pub given_error: f64,
 }
 
-/// How int8 may be used.
-#[derive(Clone, Copy)]
-pub(super) struct Int8Rules<'a> {
-    pub spec: Int8Spec,
-    /// The error that each value adds, by its path.
-    pub error: &'a dyn Fn(&TraceValue) -> f64,
-}
-
 impl Graph {
-    pub fn new(trace: &Trace, costs: &CostModel, int8: Option<Int8Rules<'_>>) -> Graph {
-        let spec = int8.map_or_else(Int8Spec::default, |rules| rules.spec);
+    pub fn new(trace: &Trace, costs: &CostModel, lossy: &LossyUse) -> Graph {
         let mut graph = Graph {
             items: vec![],
             classes: vec![],
             nodes: vec![],
             seconds: costs.of_nodes(trace),
-            spec,
+            formats: lossy.formats.iter().map(|format| format.mark).collect(),
             given_error: 0.0,
         };
+        let item_of = graph.list_items(trace, lossy);
+        graph.list_nodes(trace, &item_of);
+        graph
+    }
+
+    /// Lists the values that are free to be marked, by their index in the trace.
+    fn list_items(&mut self, trace: &Trace, lossy: &LossyUse) -> HashMap<usize, usize> {
         let mut item_of: HashMap<usize, usize> = HashMap::new();
         let mut given: HashMap<_, f64> = HashMap::new();
         let mut class_of: HashMap<_, usize> = HashMap::new();
         for (index, value) in trace.values().iter().enumerate() {
             if value.exact || value.given.is_some() {
-                if matches!(value.given, Some(Mark::Int8(_))) && !value.exact && !value.read_exactly {
-                    let known = int8.map(|rules| (rules.error)(value)).filter(|e| *e > 0.0);
+                let packs = |mark: &Mark| mark.is_lossy() && mark.bytes(&spec(value)).is_some();
+                if let Some(mark) = value.given.filter(|mark| packs(mark) && !value.exact && !value.read_exactly) {
                     let of_kind = given.entry((like(&value.path), value.op)).or_insert(0.0f64);
-                    *of_kind = of_kind.max(known.unwrap_or(f64::INFINITY));
+                    *of_kind = of_kind.max(lossy.error_of(mark, value).unwrap_or(f64::INFINITY));
                 }
                 continue;
             }
             let key = (like(&value.path), value.op, value.output, value.dtype, value.shape.clone());
-            let class = *class_of.entry(key).or_insert(graph.classes.len());
-            if class == graph.classes.len() {
-                graph.classes.push(Class::default());
+            let class = *class_of.entry(key).or_insert(self.classes.len());
+            if class == self.classes.len() {
+                self.classes.push(Class::default());
             }
-            graph.classes[class].items.push(graph.items.len());
-            item_of.insert(index, graph.items.len());
-            let int8 = int8.filter(|_| !value.read_exactly && value.dtype.is_float());
-            graph.items.push(Item {
+            self.classes[class].items.push(self.items.len());
+            item_of.insert(index, self.items.len());
+            let packed = |format: &LossyFormat| {
+                let bytes = format.mark.bytes(&spec(value)).filter(|_| !value.read_exactly)?;
+                Some(PackedItem { bytes, error: lossy.error(format, value) })
+            };
+            self.items.push(Item {
                 id: value.id,
                 value: index,
                 class,
                 bytes: value.bytes,
-                int8_bytes: int8.map(|rules| int8_bytes(value, rules.spec)),
-                int8_error: int8.map_or(0.0, |rules| (rules.error)(value)),
+                packed: lossy.formats.iter().map(packed).collect(),
                 last_use: trace.nodes()[value.node].sequence,
                 readers: None,
             });
         }
-        graph.given_error = given.values().fold(0.0, |sum, e| sum + e);
+        self.given_error = given.values().fold(0.0, |sum, e| sum + e);
+        item_of
+    }
+
+    /// Lists the ops that replays may run, and who reads what.
+    fn list_nodes(&mut self, trace: &Trace, item_of: &HashMap<usize, usize>) {
         let mut node_of: HashMap<Vec<usize>, usize> = HashMap::new();
         for (index, node) in trace.nodes().iter().enumerate() {
             for input in node.inputs.iter().filter_map(|i| item_of.get(i)) {
-                graph.items[*input].last_use = node.sequence;
+                self.items[*input].last_use = node.sequence;
             }
             for read in node.reads.iter().filter_map(|r| item_of.get(r)) {
-                let item = &mut graph.items[*read];
+                let item = &mut self.items[*read];
                 let first = item.readers.map_or(node.sequence, |(first, _)| first);
                 item.readers = Some((first, node.sequence));
-                graph.classes[item.class].read = true;
+                self.classes[item.class].read = true;
             }
-            let class = |v: &usize| item_of.get(v).map(|&i| graph.items[i].class);
+            let class = |v: &usize| item_of.get(v).map(|&i| self.items[i].class);
             let outputs: Vec<usize> = node.outputs.iter().filter_map(class).collect();
             let inputs: Vec<usize> = node.inputs.iter().filter_map(class).collect();
             if outputs.is_empty() {
                 continue;
             }
-            let at = *node_of.entry(outputs.clone()).or_insert(graph.nodes.len());
-            if at == graph.nodes.len() {
-                graph.nodes.push(NodeClass { outputs, ..NodeClass::default() });
+            let at = *node_of.entry(outputs.clone()).or_insert(self.nodes.len());
+            if at == self.nodes.len() {
+                self.nodes.push(NodeClass { outputs, ..NodeClass::default() });
             }
-            let seconds = graph.seconds[index];
-            let same = &mut graph.nodes[at];
+            let seconds = self.seconds[index];
+            let same = &mut self.nodes[at];
             same.seconds += seconds;
             same.inputs.extend(inputs);
             same.inputs.sort_unstable();
             same.inputs.dedup();
         }
-        graph
     }
 
     pub fn mark(&self, choice: Choice) -> Mark {
         match choice {
             Choice::Keep => Mark::Keep,
             Choice::Recompute => Mark::Recompute,
-            Choice::Int8 => Mark::Int8(self.spec),
+            Choice::Packed(format) => self.formats[format],
         }
     }
 
-    /// The error that int8 adds to the gradients, the user's own apart: of every class of which a value is int8, that of the
-    /// whole class.
+    /// The error that lossy marks add to the gradients, the user's own apart: of every class of which a value is stored by
+    /// a format, that of the whole class; of several formats the worst.
     pub fn error(&self, choices: &[Choice]) -> f64 {
-        let used = self.classes.iter().filter(|class| class.items.iter().any(|&i| choices[i] == Choice::Int8));
-        let worst = |class: &Class| class.items.iter().map(|&i| self.items[i].int8_error).fold(0.0, f64::max);
-        used.map(worst).fold(0.0, |sum, e| sum + e)
+        let of_item = |item: usize| match choices[item] {
+            Choice::Packed(format) => self.class_error(self.items[item].class, format),
+            _ => 0.0,
+        };
+        let of_class = |class: &Class| class.items.iter().map(|&i| of_item(i)).fold(0.0, f64::max);
+        self.classes.iter().map(of_class).fold(0.0, |sum, e| sum + e)
+    }
+
+    fn class_error(&self, class: usize, format: usize) -> f64 {
+        let errors = self.classes[class].items.iter().filter_map(|&i| Some(self.items[i].packed[format]?.error));
+        errors.fold(0.0, f64::max)
+    }
+
+    /// All that a value can be, allowed or not.
+    pub fn choices(&self) -> impl Iterator<Item = Choice> + use<> {
+        [Choice::Keep, Choice::Recompute].into_iter().chain((0..self.formats.len()).map(Choice::Packed))
     }
 
     /// What a value can be but this.
     pub fn others(&self, item: usize, than: Choice) -> impl Iterator<Item = Choice> {
-        let int8 = self.items[item].int8_bytes.map(|_| Choice::Int8);
-        [Some(Choice::Keep), Some(Choice::Recompute), int8].into_iter().flatten().filter(move |&c| c != than)
+        let allowed = move |choice: &Choice| match choice {
+            Choice::Packed(format) => self.items[item].packed[*format].is_some(),
+            _ => true,
+        };
+        self.choices().filter(move |choice| *choice != than && allowed(choice))
     }
 }
 
@@ -194,12 +224,9 @@ impl Item {
     }
 }
 
-/// Bytes of an int8 store: one per element and a scale per group.
-fn int8_bytes(value: &TraceValue, spec: Int8Spec) -> u64 {
-    let last = value.shape.last().copied().unwrap_or(1);
-    let elements: usize = value.shape.iter().product();
-    let groups = elements.checked_div(last).unwrap_or(0) * last.div_ceil(spec.group.max(1));
-    (elements + value.dtype.computed_in().size() * groups) as u64
+/// Shape and dtype.
+pub(super) fn spec(value: &TraceValue) -> Spec {
+    Spec::new(value.shape.clone(), value.dtype)
 }
 
 /// What the paths of values of repeated blocks have in common: a star for each segment that is a number.

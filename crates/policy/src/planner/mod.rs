@@ -36,11 +36,11 @@ mod sensitivity;
 use crate::{Error, Result};
 pub use cache::PlanCache;
 pub use cost::CostModel;
-use graph::{Choice, Draft, Graph, Int8Rules};
+use graph::{Choice, Draft, Graph};
 use plan::PlanMarks;
 pub use plan::{Plan, PlannedMark};
 pub use profile::Profile;
-use retape_core::{Int8Spec, Trace, TraceValue};
+use retape_core::{Mark, Trace, TraceValue};
 use search::{Point, Search, run};
 pub use sensitivity::Sensitivity;
 use std::rc::Rc;
@@ -50,26 +50,60 @@ use std::rc::Rc;
 pub struct PlannerOptions {
     /// What ops cost.
     pub costs: CostModel,
-    /// Whether values may be stored as int8; only exact marks without.
-    pub int8: Option<Int8Use>,
+    /// How lossy formats may be used; only exact marks without.
+    pub lossy: Option<LossyUse>,
     /// Marks alone: no plan makes segments of repeated scopes, which the smallest peaks of deep models need. Those are
     /// the scopes of role block, and those whose last name is a number.
     pub without_segments: bool,
 }
 
-/// How int8 may be used.
+/// How lossy formats may be used.
 #[derive(Debug, Clone, Default)]
-pub struct Int8Use {
-    /// Groups and rounding.
-    pub spec: Int8Spec,
-    /// The relative error of the gradients that it may add at most; any without.
+pub struct LossyUse {
+    /// The formats.
+    pub formats: Vec<LossyFormat>,
+    /// The relative error of the gradients that they may add at most; any without.
     pub max_gradient_error: Option<f64>,
-    /// What int8 of each value adds, measured. Where nothing was, a bound forbids int8.
+}
+
+/// A lossy format that a plan may use.
+#[derive(Debug, Clone)]
+pub struct LossyFormat {
+    /// The mark, with its arguments.
+    pub mark: Mark,
+    /// What storing each value so adds, measured. Where nothing was, a bound forbids the format.
     pub sensitivity: Sensitivity,
 }
 
+/// These formats, unmeasured and without a bound.
+impl FromIterator<Mark> for LossyUse {
+    fn from_iter<I: IntoIterator<Item = Mark>>(marks: I) -> LossyUse {
+        let format = |mark| LossyFormat { mark, sensitivity: Sensitivity::default() };
+        LossyUse { formats: marks.into_iter().map(format).collect(), max_gradient_error: None }
+    }
+}
+
+impl LossyUse {
+    /// No number, or one below nothing, must not let more pass.
+    fn max_error(&self) -> f64 {
+        self.max_gradient_error.map_or(f64::INFINITY, |e| e.max(0.0))
+    }
+
+    /// What storing a value so adds to the gradients, or what stands for it.
+    fn error(&self, format: &LossyFormat, value: &TraceValue) -> f64 {
+        let unknown = if self.max_error().is_finite() { f64::INFINITY } else { 0.0 };
+        format.sensitivity.of(value).unwrap_or(unknown)
+    }
+
+    /// What a mark that the user gave adds, where that is known: by its name, as the arguments may differ.
+    fn error_of(&self, mark: Mark, value: &TraceValue) -> Option<f64> {
+        let format = self.formats.iter().find(|format| format.mark.name() == mark.name())?;
+        Some(self.error(format, value)).filter(|e| *e > 0.0)
+    }
+}
+
 /// The cheapest exact plan of a forward pass whose peak is at most `bytes` bytes. A [`Planner`] gives many budgets' plans,
-/// and int8; a [`PlanCache`] the plans of many shapes.
+/// and lossy formats; a [`PlanCache`] the plans of many shapes.
 ///
 /// # Errors
 /// [`Error::Infeasible`], which names the smallest budget that has a plan.
@@ -92,15 +126,11 @@ impl Planner {
     /// # Errors
     /// [`Error::Engine`] where the engine can't run it.
     pub fn new(trace: Trace, options: PlannerOptions) -> Result<Planner> {
-        let PlannerOptions { costs, int8, without_segments } = options;
+        let PlannerOptions { costs, lossy, without_segments } = options;
         costs.check().map_err(Error::InvalidProfile)?;
-        let int8 = int8.unwrap_or_else(|| Int8Use { max_gradient_error: Some(0.0), ..Int8Use::default() });
-        // No number, or one below nothing, must not let more pass.
-        let max_error = int8.max_gradient_error.map_or(f64::INFINITY, |e| e.max(0.0));
-        let unknown = if max_error.is_finite() { f64::INFINITY } else { 0.0 };
-        let error = |value: &TraceValue| int8.sensitivity.of(value).unwrap_or(unknown);
-        let rules = (max_error > 0.0).then_some(Int8Rules { spec: int8.spec, error: &error });
-        let graph = Graph::new(&trace, &costs, rules);
+        let lossy = lossy.filter(|lossy| lossy.max_error() > 0.0).unwrap_or_default();
+        let max_error = lossy.max_error();
+        let graph = Graph::new(&trace, &costs, &lossy);
         let front = Search::new(&trace, &graph, costs.of_traffic(1), max_error, !without_segments).explore()?;
         Ok(Planner { trace, graph, costs, front })
     }
@@ -173,9 +203,9 @@ impl Planner {
 
     fn plan_of(&self, point: &Point) -> Plan {
         let step: f64 = 3.0 * self.graph.seconds.iter().sum::<f64>();
-        let int8 = point.draft.choices.contains(&Choice::Int8);
+        let is_lossy = point.draft.choices.iter().any(|choice| matches!(choice, Choice::Packed(_)));
         let error = point.error + self.graph.given_error;
-        let known = error.is_finite() && (!int8 || point.error > 0.0);
+        let known = error.is_finite() && (!is_lossy || point.error > 0.0);
         let marks = self.graph.items.iter().zip(&*point.draft.choices).map(|(item, &choice)| {
             let value = &self.trace.values()[item.value];
             let (mark, shape) = (self.graph.mark(choice), value.shape.clone());

@@ -3,9 +3,7 @@
 use super::graph::{Draft, Graph, like};
 use crate::names::Names;
 use retape_core::glob::Glob;
-use retape_core::{
-    Decision, Ledger, Lint, Mark, Origin, Policy, PresetInfo, Rounding, RuleInfo, ScopeSite, Site, Trace,
-};
+use retape_core::{Decision, Ledger, Lint, Mark, Origin, Policy, PresetInfo, RuleInfo, ScopeSite, Site, Trace};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -19,11 +17,11 @@ pub struct Plan {
     pub saved_bytes: u64,
     /// FLOPs of replays over those of a step without any (backward counted as twice forward), in percent.
     pub overhead_percent: f64,
-    /// Predicted seconds of replays, quantizing and dequantizing, over those of a step without any, in percent.
+    /// Predicted seconds of replays, packing and unpacking, over those of a step without any, in percent.
     pub overhead_seconds_percent: f64,
-    /// Estimate of the relative error of the gradients, from above: the sum, over the kinds of values of which any is int8, of
-    /// what all of a kind were measured to add as leaves. 0 without int8; `None` where int8 is used (the user's own
-    /// included) and nothing was measured. A value that much is replayed from may add more: measure the plan.
+    /// Estimate of the relative error of the gradients, from above: the sum, over the kinds of values of which any is stored by a
+    /// lossy format, of what all of a kind were measured to add as leaves. 0 without; `None` where one is used (the
+    /// user's own included) and nothing was measured. A value that much is replayed from may add more: measure the plan.
     pub gradient_error_bound: Option<f64>,
     /// The mark of each value that was free to be marked, in recording order.
     pub marks: Vec<PlannedMark>,
@@ -69,16 +67,11 @@ impl Plan {
         );
         let mut groups: BTreeMap<(String, &str, Vec<usize>, String), Vec<u64>> = BTreeMap::new();
         for planned in self.marks.iter().chain(&self.policy.given_marks) {
-            let mark = match planned.mark {
-                Mark::Int8(spec) => {
-                    let rounding = match spec.rounding {
-                        Rounding::Stochastic => "stochastic",
-                        _ => "nearest",
-                    };
-                    format!("mark = \"int8\"\ngroup = {}\nrounding = \"{rounding}\"", spec.group)
-                }
-                mark => format!("mark = \"{}\"", mark.name()),
-            };
+            let arguments = planned.mark.format().map_or(Vec::new(), |format| format.arguments());
+            let mark = arguments.iter().fold(format!("mark = \"{}\"", planned.mark), |text, (name, value)| {
+                let is_number = value.parse::<f64>().is_ok();
+                text + &if is_number { format!("\n{name} = {value}") } else { format!("\n{name} = \"{value}\"") }
+            });
             let key = (like(&planned.path), planned.op, planned.shape.clone(), mark);
             groups.entry(key).or_default().push(planned.id);
         }

@@ -3,8 +3,9 @@
 use super::{CostModel, Sensitivity};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
-/// What ops cost on a device and what int8 adds to the gradients there: measured once, saved, and loaded for the next plan.
+/// What ops cost on a device and what lossy marks add to the gradients there: measured once, saved, and loaded for the next plan.
 ///
 /// ```
 /// # use retape_policy::Profile;
@@ -18,13 +19,10 @@ pub struct Profile {
     /// What it was measured of, for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// Elements per scale of the int8 that `sensitivity` is about; none where nothing was measured.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub int8_group: Option<usize>,
     /// What ops cost.
     pub costs: CostModel,
-    /// What int8 adds.
-    pub sensitivity: Sensitivity,
+    /// What lossy marks add, by the mark as rules write it (`int8:group=32`).
+    pub sensitivity: BTreeMap<String, Sensitivity>,
 }
 
 impl Profile {
@@ -40,7 +38,8 @@ impl Profile {
     pub fn from_toml(text: &str) -> Result<Profile> {
         let profile: Profile = toml::from_str(text).map_err(|e| crate::file::invalid(text, &e))?;
         profile.costs.check().map_err(Error::InvalidProfile)?;
-        let wrong = profile.sensitivity.iter().find(|(_, error)| error.is_nan() || *error < 0.0);
+        let all = profile.sensitivity.values().flat_map(Sensitivity::iter);
+        let wrong = all.into_iter().find(|(_, error)| error.is_nan() || *error < 0.0);
         if let Some((kind, error)) = wrong {
             return Err(Error::InvalidProfile(format!("the error of `{kind}` is {error}; it must be 0 or more")));
         }

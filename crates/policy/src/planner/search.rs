@@ -26,7 +26,7 @@ const LEAST_PLANS: u64 = 40;
 pub(super) struct Point {
     pub draft: Draft,
     pub peak: u64,
-    /// Of replays, quantizing and dequantizing.
+    /// Of replays, packing and unpacking.
     pub seconds: f64,
     /// Bound of the gradient error.
     pub error: f64,
@@ -147,13 +147,13 @@ impl<'a> Search<'a> {
     /// The solutions of cuts for what is live at a moment.
     fn cuts(&mut self, moment: Option<Moment>) -> Result<()> {
         let cut = Cut::new(self.graph, moment, self.seconds_per_byte);
-        let int8_errors: Vec<f64> = self.graph.items.iter().map(|i| i.int8_error).filter(|e| *e > 0.0).collect();
-        let int8 = self.graph.items.iter().any(|i| i.int8_bytes.is_some());
-        // From no price on error to one that forbids int8.
+        let packed = self.graph.items.iter().flat_map(|item| item.packed.iter().flatten());
+        let errors: Vec<f64> = packed.map(|packed| packed.error).filter(|e| *e > 0.0 && e.is_finite()).collect();
+        // From no price on error to one that forbids lossy formats.
         let mut prices = vec![0.0];
-        if int8 && !int8_errors.is_empty() {
+        if !errors.is_empty() {
             let all: f64 = self.graph.seconds.iter().sum::<f64>();
-            let scale = all / int8_errors.iter().sum::<f64>();
+            let scale = all / errors.iter().sum::<f64>();
             prices.extend((-6..=6).map(|k| scale * 4f64.powi(k)));
         }
         let mut found: Vec<(f64, f64, Vec<Choice>)> = Vec::new();
@@ -256,7 +256,7 @@ impl<'a> Search<'a> {
     fn changes(&self, choices: &[Choice]) -> Vec<(usize, Choice)> {
         let mut changes = Vec::new();
         for class in self.graph.classes.iter().rev() {
-            for of in [Choice::Keep, Choice::Recompute, Choice::Int8] {
+            for of in self.graph.choices() {
                 let alike = || class.items.iter().copied().filter(|&i| choices[i] == of);
                 let (first, last) = (alike().next(), alike().next_back());
                 let ends = last.into_iter().chain(first.filter(|_| first != last));

@@ -1,22 +1,21 @@
-//! How much the gradients change where a value is stored as int8.
+//! How much the gradients change where a value is stored by a lossy format.
 //!
-//! Each kind of value (the same of all blocks) is stored as int8 alone, and the gradients are compared with the exact ones. A
-//! plan that stores any value of a kind as int8 counts the error of all of them, and adds up the kinds. That is an estimate:
-//! of one batch, and of values that nothing is replayed from. So measure the plan, too ([`Sensitivity::calibrated`]).
+//! Each kind of value (the same of all blocks) is stored so alone, and the gradients are compared with the exact ones. A
+//! plan that stores any value of a kind so counts the error of all of them, and adds up the kinds. That is an estimate: of
+//! one batch, and of values that nothing is replayed from. So measure the plan, too ([`Sensitivity::calibrated`]).
 
-use super::graph::like;
+use super::graph::{like, spec};
 use retape_core::serde_float::Float;
 use retape_core::{
-    Decision, Device, Gradients, Int8Spec, Mark, Origin, Policy, RuleInfo, Site, Tape, TapeOptions, Trace, TraceValue,
-    Var,
+    Decision, Device, Gradients, Mark, Origin, Policy, RuleInfo, Site, Tape, TapeOptions, Trace, TraceValue, Var,
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// The relative error of the gradients that int8 of all values of a kind adds, by kind.
+/// The relative error of the gradients that a lossy mark on all values of a kind adds, by kind.
 ///
-/// A kind that int8 can't hold has an infinite one, which is text in a file: JSON has no infinity.
+/// A kind that the format can't hold has an infinite one, which is text in a file: JSON has no infinity.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Sensitivity(BTreeMap<String, f64>);
 
@@ -34,15 +33,15 @@ impl<'de> Deserialize<'de> for Sensitivity {
 }
 
 impl Sensitivity {
-    /// Measures it on a device that computes: `forward` is run there under every kind of int8 that `trace`, the same forward
-    /// pass, has room for. `tick` is called before each.
+    /// Measures it on a device that computes: `forward` is run there with the mark on every kind of value that `trace`, the
+    /// same forward pass, has room for. `tick` is called before each.
     ///
     /// # Errors
     /// Those of `forward` and of backward.
     pub fn measure<E: From<retape_core::Error>>(
         device: &Device,
         trace: &Trace,
-        spec: Int8Spec,
+        mark: Mark,
         forward: impl Fn(&Tape) -> Result<Var, E>,
         mut tick: impl FnMut(&str),
     ) -> Result<Sensitivity, E> {
@@ -50,13 +49,14 @@ impl Sensitivity {
         let mut read = vec![false; trace.values().len()];
         trace.nodes().iter().flat_map(|n| &n.reads).for_each(|&v| read[v] = true);
         for (value, _) in trace.values().iter().zip(read).filter(|(_, read)| *read) {
-            if !value.exact && !value.read_exactly && value.given.is_none() {
+            let packs = mark.bytes(&spec(value)).is_some();
+            if packs && !value.exact && !value.read_exactly && value.given.is_none() {
                 kinds.entry(kind(value)).or_default().push(value.id);
             }
         }
         let gradients = |ids: &[u64]| -> Result<Gradients, E> {
-            let policy = Int8Of { ids: ids.to_vec(), spec, rules: [rule()] };
-            // One seed for all, so that int8 is all that differs.
+            let policy = MarkOf { ids: ids.to_vec(), mark, rules: [rule()] };
+            // One seed for all, so that the mark is all that differs.
             let options = TapeOptions { policy: Some(Rc::new(policy)), seed: Some(0), ..TapeOptions::default() };
             let tape = Tape::with(device, options);
             let loss = forward(&tape)?;
@@ -67,7 +67,7 @@ impl Sensitivity {
         let mut errors = BTreeMap::new();
         for (kind, ids) in kinds {
             tick(&kind);
-            // A kind that int8 can't hold (a group that isn't finite) is never to be int8.
+            // A kind that the format can't hold (not all is finite) is never to be stored so.
             let error = match gradients(&ids) {
                 Ok(gradients) => gradients.distance(&exact)?,
                 Err(_) => f64::INFINITY,
@@ -112,17 +112,17 @@ fn rule() -> RuleInfo {
     RuleInfo { name: "sensitivity".into(), origin: Origin::Preset }
 }
 
-/// Int8 for some values, by number.
+/// A mark for some values, by number.
 #[derive(Debug)]
-struct Int8Of {
+struct MarkOf {
     ids: Vec<u64>,
-    spec: Int8Spec,
+    mark: Mark,
     rules: [RuleInfo; 1],
 }
 
-impl Policy for Int8Of {
+impl Policy for MarkOf {
     fn mark(&self, site: &Site<'_>) -> Option<Decision> {
-        let mark = if self.ids.contains(&site.id) { Mark::Int8(self.spec) } else { Mark::Keep };
+        let mark = if self.ids.contains(&site.id) { self.mark } else { Mark::Keep };
         Some(Decision { mark, rule: 0 })
     }
 

@@ -11,9 +11,9 @@ mod timeline;
 
 use graphs::Dice;
 use model::{Choice, Model};
-use retape_core::{DType, Device, Mark, Tensor, Trace, meta};
+use retape_core::{DType, Device, Int8Spec, Mark, Tensor, Trace, meta};
 use retape_nn::{AttentionForm, Gpt, GptConfig};
-use retape_policy::{Int8Use, Plan, Planner, PlannerOptions};
+use retape_policy::{LossyUse, Plan, Planner, PlannerOptions};
 use std::time::Duration;
 
 /// A GPT, with what its user holds during a step.
@@ -93,8 +93,11 @@ fn compare(layers: usize, int8: bool, budgets: u64, limit: Duration) {
     let gpt = Recorded::gpt(layers, AttentionForm::Flash);
     let trace = gpt.trace();
     let model = Model::new(&trace, gpt.device.meter(), int8);
-    let options =
-        PlannerOptions { int8: int8.then(Int8Use::default), without_segments: true, ..PlannerOptions::default() };
+    let options = PlannerOptions {
+        lossy: int8.then(|| LossyUse::from_iter([Mark::Int8(Int8Spec::default())])),
+        without_segments: true,
+        ..PlannerOptions::default()
+    };
     let planner = Planner::new(gpt.trace(), options).unwrap();
     let what = if int8 { "with int8" } else { "exact" };
     println!("{layers} layers, {what}: {} values, {} variables", model.items.len(), model.variables.len());

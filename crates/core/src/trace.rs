@@ -3,13 +3,17 @@
 //! While a model runs on the meta device, all calls of its tape are noted: ops, handles that go, scopes, marks. Running
 //! the trace tells another tape the same. So peak and replays come from the engine's own code, and the model's doesn't run.
 
-use super::graph::{Graph, MarkSource, Stored, Value, ValueKey};
-use super::{ParameterId, Scope, ScopeGuard, Tape, TapeOptions, Var};
 use crate::device::unique;
 use crate::layout::Layout;
 use crate::ops::Op;
+use crate::tape::graph::Graph;
+use crate::tape::marking::MarkSource;
+use crate::tape::value::{Exactness, ValueKey};
 use crate::tensor::Template;
-use crate::{DType, Device, Error, Mark, Moment, Policy, Result, Storage, Tensor};
+use crate::{
+    DType, Device, Error, Mark, Moment, ParameterId, Policy, Result, Scope, ScopeGuard, Storage, Tape, TapeOptions,
+    Tensor, Var,
+};
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -111,9 +115,8 @@ impl Graph {
     /// What is noted of an op's operands, before their handles go.
     pub fn operands(&self, inputs: &[Var]) -> SmallVec<[Operand; 3]> {
         let operand = |v: &Var| {
-            let given = self.ended.iter().copied().chain(inputs.iter().map(|v| v.key));
-            let value = &self.values[v.key];
-            Operand { id: value.id, ends: given.filter(|&key| key == v.key).count() as u32 == value.handles }
+            let given = inputs.iter().filter(|given| given.key() == v.key()).count();
+            Operand { id: self.values[v.key()].id, ends: self.is_given(v.key(), given as u32) }
         };
         inputs.iter().map(operand).collect()
     }
@@ -128,27 +131,37 @@ impl Graph {
     /// Notes which tensors the user has let go of since the last event: those that only the tape still holds, or nobody.
     pub fn note_let_go(&mut self) {
         let Some(recording) = &mut self.recording else { return };
-        let (mut taken, mut gone) = (std::mem::take(&mut recording.taken), Vec::new());
+        let mut taken = std::mem::take(&mut recording.taken);
+        let mut gone = Vec::new();
         taken.retain(|t| {
-            let values = recording.values.get(&t.number).into_iter().flatten();
-            let by_tape: usize = values.filter_map(|&v| self.values.get(v)).map(Value::holds).sum();
-            let is_held = t.storage.strong_count() > by_tape + recording.held.get(&t.number).copied().unwrap_or(0);
+            let is_held = self.is_held_outside(t);
             gone.extend((!is_held).then_some(t.id));
             is_held
         });
-        recording.taken = taken;
+        self.recording.as_mut().into_iter().for_each(|recording| recording.taken = std::mem::take(&mut taken));
         gone.into_iter().for_each(|id| self.push_event(Event::LetGo(id)));
+    }
+
+    /// Whether the user still holds a tensor: not only the tape and the events do.
+    fn is_held_outside(&self, taken: &Taken) -> bool {
+        let Some(recording) = &self.recording else { return false };
+        let values = recording.values.get(&taken.number).into_iter().flatten();
+        let by_tape = values.filter(|&&v| self.has_tensor(v)).count();
+        let by_events = recording.held.get(&taken.number).copied().unwrap_or(0);
+        taken.storage.strong_count() > by_tape + by_events
     }
 
     /// Notes that the user gets a value's tensor. A parameter's is the user's own.
     pub fn note_taken(&mut self, value: ValueKey) {
         self.note_let_go();
-        let v = &self.values[value];
-        let (Some(recording), Some(tensor)) = (&mut self.recording, &v.live) else { return };
-        let known = recording.taken.iter().any(|t| t.number == tensor.storage().number());
-        if !known && self.nodes[v.node].parameter.is_none() {
-            recording.take(v.id, tensor);
-            self.push_event(Event::Take(self.values[value].id));
+        if self.recording.is_none() || self.nodes[self.values[value].node].parameter.is_some() {
+            return;
+        }
+        let (id, tensor) = (self.values[value].id, self.live(value).clone());
+        let Some(recording) = &mut self.recording else { return };
+        if !recording.taken.iter().any(|t| t.number == tensor.storage().number()) {
+            recording.take(id, &tensor);
+            self.push_event(Event::Take(id));
         }
     }
 
@@ -236,17 +249,125 @@ pub struct TraceValue {
     pub bytes: u64,
     /// A leaf, an integer or a statistic: kept whatever the mark.
     pub exact: bool,
-    /// Int8 is not for it: an op reads it exactly.
+    /// Lossy marks are not for it: an op reads it exactly.
     pub read_exactly: bool,
     /// The mark that the user gave it by value, by scope or by the policy that the trace was recorded with.
     pub given: Option<Mark>,
 }
 
-/// What the user still has when forward has ended.
+/// What the user has while forward runs, and still has when it has ended.
+#[derive(Default)]
 struct Kept {
-    _scopes: Vec<ScopeGuard>,
-    _handles: Vec<Option<Var>>,
-    _tensors: HashMap<u64, Tensor>,
+    scopes: Vec<ScopeGuard>,
+    handles: Vec<Option<Var>>,
+    tensors: HashMap<u64, Tensor>,
+}
+
+/// A run of a trace's forward pass.
+struct Run<'a> {
+    trace: &'a Trace,
+    tape: &'a Tape,
+    leaves: HashMap<u64, ValueKey>,
+    /// Tensors made for leaves, and how many leaves each is yet to have.
+    made: HashMap<usize, (Tensor, usize)>,
+    kept: Kept,
+}
+
+impl Run<'_> {
+    fn tell(&mut self, event: &Event) -> Result<()> {
+        match event {
+            Event::Open(scope) => self.kept.scopes.push(self.tape.scope(scope)),
+            Event::Close => drop(self.kept.scopes.pop()),
+            Event::Leaf { id, source, requires_grad, parameter } => {
+                let tensor = self.tensor_of(source)?;
+                let leaf = self.tape.add_leaf(&tensor, *requires_grad, *parameter)?;
+                self.leaves.insert(*id, leaf.key());
+                if !matches!(source, LeafSource::Of(..)) {
+                    self.kept.tensors.insert(*id, tensor);
+                }
+                self.hold(leaf);
+            }
+            Event::Reopen(id) => self.reopen(*id)?,
+            Event::Op(op, operands) => {
+                let operands = self.operands(operands)?;
+                let outputs = self.tape.record(op.clone(), operands)?;
+                outputs.into_iter().for_each(|output| self.hold(output));
+            }
+            Event::Take(id) => {
+                let tensor = self.held(*id)?.tensor()?;
+                self.kept.tensors.insert(*id, tensor);
+            }
+            Event::LetGo(id) => drop(self.kept.tensors.remove(id)),
+            Event::Make(index) => {
+                let (template, leaves) = &self.trace.templates[*index];
+                self.made.insert(*index, (template.make(&self.trace.device)?, *leaves));
+            }
+            Event::Release(ids) => {
+                let handles = &mut self.kept.handles;
+                let gone = ids.iter().filter_map(|&id| handles.get_mut(id as usize).and_then(Option::take));
+                self.tape.let_go_all(gone);
+            }
+            Event::Mark(id, mark) => self.held(*id)?.set_mark(*mark)?,
+            Event::Pause => self.tape.pause(1),
+            Event::Resume => self.tape.pause(-1),
+        }
+        Ok(())
+    }
+
+    fn hold(&mut self, var: Var) {
+        let id = self.tape.graph().values[var.key()].id as usize;
+        let handles = &mut self.kept.handles;
+        if handles.len() <= id {
+            handles.resize_with(id + 1, || None);
+        }
+        handles[id] = Some(var);
+    }
+
+    fn held(&self, id: u64) -> Result<&Var> {
+        self.kept.handles.get(id as usize).and_then(Option::as_ref).ok_or_else(|| Trace::diverged(id))
+    }
+
+    fn tensor_of(&mut self, source: &LeafSource) -> Result<Tensor> {
+        match source {
+            LeafSource::Held(tensor) => Ok(tensor.clone()),
+            LeafSource::Of(id, layout) => {
+                Ok(self.kept.tensors.get(id).ok_or_else(|| Trace::diverged(*id))?.with_layout(layout.clone()))
+            }
+            LeafSource::Like(index) => {
+                let (tensor, left) = self.made.remove(index).ok_or_else(|| Trace::diverged(*index as u64))?;
+                if left > 1 {
+                    self.made.insert(*index, (tensor.clone(), left - 1));
+                }
+                Ok(tensor)
+            }
+        }
+    }
+
+    fn reopen(&mut self, id: u64) -> Result<()> {
+        let key = *self.leaves.get(&id).ok_or_else(|| Trace::diverged(id))?;
+        let graph = self.tape.graph();
+        let own = graph.roots.get(key).and_then(|root| root.full().cloned());
+        let tensor = self.kept.tensors.get(&id).cloned().or(own).ok_or_else(|| Trace::diverged(id))?;
+        drop(graph);
+        let leaf = self.tape.reopened(key, &tensor).ok_or_else(|| Trace::diverged(id))?;
+        self.hold(leaf);
+        Ok(())
+    }
+
+    fn operands(&mut self, operands: &[Operand]) -> Result<SmallVec<[Var; 3]>> {
+        let mut vars: SmallVec<[Var; 3]> = SmallVec::new();
+        for (i, operand) in operands.iter().enumerate() {
+            let again = operands[i + 1..].iter().any(|later| later.id == operand.id);
+            let own = self.kept.handles.get_mut(operand.id as usize).filter(|_| operand.ends && !again);
+            // Without a clone, which would be a use of the tape: the recorded call was none.
+            let var = match own.and_then(Option::take) {
+                Some(var) => var,
+                None => self.held(operand.id)?.clone(),
+            };
+            vars.push(var);
+        }
+        Ok(vars)
+    }
 }
 
 /// What a run of a [`Trace`] took.
@@ -266,7 +387,7 @@ pub struct DryRun {
     pub forward_flops: u64,
     /// FLOPs of the replays.
     pub replayed_flops: u64,
-    /// Bytes that quantizing and dequantizing read and wrote.
+    /// Bytes that packing and unpacking read and wrote.
     pub quantize_traffic: u64,
 }
 
@@ -296,29 +417,27 @@ impl Trace {
         let tape = Tape::with(device, TapeOptions { policy: policy.clone(), ..TapeOptions::default() });
         tape.graph().recording = Some(Recording::new());
         let loss = forward(&tape)?;
-        if !Rc::ptr_eq(&loss.tape.0, &tape.0) {
+        if !loss.is_of(&tape) {
             return Err(Error::OtherTape { what: "Trace::record", path: loss.path() }.into());
         }
         if !loss.requires_grad() {
-            let graph = tape.graph();
-            let value = &graph.values[loss.key];
-            let (path, op) = (value.path.to_string(), graph.nodes[value.node].op_name());
+            let (path, op) = tape.graph().name_of(loss.key());
             let reason = "it depends on no leaf that requires a gradient; make one with `leaf` or `parameter`".into();
             return Err(Error::NoGradient { path, op, reason }.into());
         }
-        let mut graph = tape.try_graph("Trace::record")?;
-        graph.check("Trace::record", None)?;
+        drop(tape.enter("Trace::record", None)?);
+        let mut graph = tape.graph();
         let recording = graph.recording.take().unwrap_or_else(Recording::new);
         let mut trace = Trace {
             device: device.clone(),
             policy,
             events: Vec::new(),
-            loss: graph.values[loss.key].id,
+            loss: graph.values[loss.key()].id,
             templates: Vec::new(),
             nodes: Vec::new(),
             values: Vec::new(),
         };
-        trace.list(&graph, loss.key);
+        trace.list(&graph, loss.key());
         drop(graph);
         drop(loss);
         drop(tape);
@@ -347,7 +466,7 @@ impl Trace {
             let index = self.nodes.len();
             let mut outputs = Vec::new();
             for &root in roots {
-                let v = &graph.values[root];
+                let (v, kept) = (&graph.values[root], &graph.roots[root]);
                 indices.insert(root, self.values.len());
                 outputs.push(self.values.len());
                 self.values.push(TraceValue {
@@ -359,9 +478,9 @@ impl Trace {
                     shape: v.spec.shape.to_vec(),
                     dtype: v.spec.dtype,
                     bytes: v.spec.bytes(),
-                    exact: v.exact,
-                    read_exactly: v.read_exactly,
-                    given: v.mark.filter(|_| v.source != MarkSource::Default),
+                    exact: kept.is_kept_exactly(),
+                    read_exactly: kept.exactness == Exactness::ReadExactly,
+                    given: kept.marking.mark.filter(|_| kept.marking.source != MarkSource::Default),
                 });
             }
             let reads: Vec<usize> = match reachable.contains_key(key) {
@@ -461,7 +580,7 @@ impl Trace {
         drop((gradients, kept));
         let graph = tape.graph();
         let by_sequence: HashMap<u64, u64> =
-            graph.nodes.values().filter(|n| n.replays > 0).map(|n| (n.sequence, n.replays)).collect();
+            graph.nodes.values().filter(|n| n.replays() > 0).map(|n| (n.sequence, n.replays())).collect();
         let replays = self.nodes.iter().enumerate();
         let replays = replays.filter_map(|(i, n)| by_sequence.get(&n.sequence).map(|&count| (i, count))).collect();
         Ok(DryRun {
@@ -489,93 +608,9 @@ impl Trace {
 
     /// Tells a tape of the same device what was noted, and returns the loss and what the user holds besides.
     fn forward(&self, tape: &Tape) -> Result<(Var, Kept)> {
-        let mut handles: Vec<Option<Var>> = Vec::new();
-        let mut leaves: HashMap<u64, ValueKey> = HashMap::new();
-        let mut made: HashMap<usize, (Tensor, usize)> = HashMap::new();
-        let mut taken: HashMap<u64, Tensor> = HashMap::new();
-        let mut scopes: Vec<ScopeGuard> = Vec::new();
-        let hold = |handles: &mut Vec<Option<Var>>, var: Var| {
-            let id = tape.graph().values[var.key].id as usize;
-            if handles.len() <= id {
-                handles.resize_with(id + 1, || None);
-            }
-            handles[id] = Some(var);
-        };
-        fn held(handles: &[Option<Var>], id: u64) -> Result<&Var> {
-            handles.get(id as usize).and_then(Option::as_ref).ok_or_else(|| Trace::diverged(id))
-        }
-        for event in &self.events {
-            match event {
-                Event::Open(scope) => scopes.push(tape.scope(scope)),
-                Event::Close => drop(scopes.pop()),
-                Event::Leaf { id, source, requires_grad, parameter } => {
-                    let tensor = match source {
-                        LeafSource::Held(tensor) => tensor.clone(),
-                        LeafSource::Like(index) => {
-                            let (tensor, left) = made.remove(index).ok_or_else(|| Trace::diverged(*index as u64))?;
-                            if left > 1 {
-                                made.insert(*index, (tensor.clone(), left - 1));
-                            }
-                            tensor
-                        }
-                        LeafSource::Of(id, layout) => {
-                            taken.get(id).ok_or_else(|| Trace::diverged(*id))?.with_layout(layout.clone())
-                        }
-                    };
-                    let leaf = tape.add_leaf(&tensor, *requires_grad, *parameter)?;
-                    leaves.insert(*id, leaf.key);
-                    if !matches!(source, LeafSource::Of(..)) {
-                        taken.insert(*id, tensor);
-                    }
-                    hold(&mut handles, leaf);
-                }
-                Event::Reopen(id) => {
-                    let key = leaves.get(id).ok_or_else(|| Trace::diverged(*id))?;
-                    let mut graph = tape.graph();
-                    let value = &graph.values[*key];
-                    let stored = match (&value.stored, &value.live) {
-                        (Stored::Full(tensor), _) | (_, Some(tensor)) => Some(tensor.clone()),
-                        _ => None,
-                    };
-                    let tensor = taken.get(id).cloned().or(stored).ok_or_else(|| Trace::diverged(*id))?;
-                    let requires_grad = value.requires_grad;
-                    graph.reopen_leaf(*key, &tensor, requires_grad);
-                    drop(graph);
-                    hold(&mut handles, Var { tape: tape.clone(), key: *key });
-                }
-                Event::Op(op, inputs) => {
-                    let mut operands: SmallVec<[Var; 3]> = SmallVec::new();
-                    for (i, operand) in inputs.iter().enumerate() {
-                        let again = inputs[i + 1..].iter().any(|later| later.id == operand.id);
-                        let own = handles.get_mut(operand.id as usize).filter(|_| operand.ends && !again);
-                        // Without a clone, which would be a use of the tape: the recorded call was none.
-                        let var = match own.and_then(Option::take) {
-                            Some(var) => var,
-                            None => held(&handles, operand.id)?.clone(),
-                        };
-                        operands.push(var);
-                    }
-                    let outputs = tape.record(op.clone(), operands)?;
-                    outputs.into_iter().for_each(|output| hold(&mut handles, output));
-                }
-                Event::Take(id) => drop(taken.insert(*id, held(&handles, *id)?.tensor()?)),
-                Event::LetGo(id) => drop(taken.remove(id)),
-                Event::Make(index) => {
-                    let (template, leaves) = &self.templates[*index];
-                    made.insert(*index, (template.make(&self.device)?, *leaves));
-                }
-                Event::Release(ids) => {
-                    let gone = ids.iter().filter_map(|&id| handles.get_mut(id as usize).and_then(Option::take));
-                    let gone: SmallVec<[ValueKey; 3]> = gone.map(Var::into_key).collect();
-                    tape.settle_operands();
-                    tape.let_go(gone);
-                }
-                Event::Mark(id, mark) => held(&handles, *id)?.set_mark(*mark)?,
-                Event::Pause => tape.0.paused.update(|open| open + 1),
-                Event::Resume => tape.0.paused.update(|open| open - 1),
-            }
-        }
-        Ok((held(&handles, self.loss)?.clone(), Kept { _handles: handles, _tensors: taken, _scopes: scopes }))
+        let mut run = Run { trace: self, tape, leaves: HashMap::new(), made: HashMap::new(), kept: Kept::default() };
+        self.events.iter().try_for_each(|event| run.tell(event))?;
+        Ok((run.held(self.loss)?.clone(), run.kept))
     }
 
     fn diverged(id: u64) -> Error {

@@ -1,6 +1,6 @@
 //! What two ledgers of one model do differently, value by value.
 
-use crate::{Ledger, LedgerEntry};
+use super::{DecidedBy, Ledger, LedgerEntry};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A value that two assignments of marks treat differently.
@@ -33,19 +33,16 @@ pub struct LedgerChange {
 enum Fate {
     Unsaved,
     Kept,
-    Int8,
+    Packed(&'static str),
     Dropped,
 }
 
 impl Fate {
     fn of(entry: Option<&LedgerEntry>) -> Fate {
-        let Some(entry) = entry else { return Fate::Unsaved };
-        match entry.mark {
-            "recompute" if entry.stored_bytes == 0 => Fate::Dropped,
-            "int8" if entry.stored_bytes < entry.bytes => Fate::Int8,
-            // Not read itself, and what others are replayed from lies before it.
-            "none" if entry.stored_bytes == 0 && entry.depth > 0 => Fate::Dropped,
-            _ => Fate::Kept,
+        match entry {
+            None => Fate::Unsaved,
+            Some(entry) if entry.is_dropped() => Fate::Dropped,
+            Some(entry) => entry.packed_as().map_or(Fate::Kept, |mark| Fate::Packed(mark.name())),
         }
     }
 }
@@ -70,12 +67,12 @@ impl<'a> Side<'a> {
 
     fn why(&self, key: (u64, &str)) -> String {
         let Some(entry) = self.entries.get(&key) else { return "backward doesn't need it".into() };
-        let who = match entry.rule.as_str() {
-            "default" => "nothing marks it".to_owned(),
-            "value" => "a mark on the value decides".to_owned(),
-            "scope" => "the mark of its scope decides".to_owned(),
-            "exact" => "no mark can change it".to_owned(),
-            rule => format!("rule `{rule}` decides"),
+        let who = match &entry.rule {
+            DecidedBy::Default => "nothing marks it".to_owned(),
+            DecidedBy::Value => "a mark on the value decides".to_owned(),
+            DecidedBy::Scope => "the mark of its scope decides".to_owned(),
+            DecidedBy::Exact => "no mark can change it".to_owned(),
+            DecidedBy::Rule(rule) => format!("rule `{rule}` decides"),
         };
         let fate = match Fate::of(Some(entry)) {
             Fate::Dropped => {
@@ -88,8 +85,8 @@ impl<'a> Side<'a> {
                     sources => format!("dropped, {ops} it from {}", some(sources.iter().map(String::as_str))),
                 }
             }
-            Fate::Int8 => "stored as int8".to_owned(),
-            _ if entry.mark == "int8" => "an op reads it exactly, so it is kept in full".to_owned(),
+            Fate::Packed(mark) => format!("stored as {mark}"),
+            _ if entry.is_skipped() => "an op reads it exactly, so it is kept in full".to_owned(),
             _ if entry.readers.is_empty() => match self.replayed_from.get(key.1) {
                 Some(others) => format!("kept because {} replayed from it", verb(others)),
                 None => "kept".to_owned(),
@@ -165,8 +162,8 @@ impl Ledger {
                 id: entry.id,
                 path: entry.path.clone(),
                 op: entry.op,
-                from: a.map_or("unsaved", |e| e.mark),
-                to: b.map_or("unsaved", |e| e.mark),
+                from: a.map_or("unsaved", |e| e.mark.name()),
+                to: b.map_or("unsaved", |e| e.mark.name()),
                 bytes: entry.bytes,
                 from_stored_bytes: stored(a),
                 to_stored_bytes: stored(b),

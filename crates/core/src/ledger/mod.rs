@@ -1,7 +1,84 @@
 //! The ledger: every saved tensor of a tape, what it costs, who decided about it and who reads it.
 
+mod collect;
+mod diff;
+mod lint;
+
+use crate::ops::Spec;
 use crate::{DType, Mark, Origin, Roles};
+pub use diff::LedgerChange;
 use std::fmt;
+
+/// An entry's mark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum EntryMark {
+    /// Nobody marked it.
+    Unmarked,
+    /// No mark can change it: a leaf, an integer or a statistic.
+    Exact,
+    /// The mark that counts.
+    Mark(Mark),
+}
+
+impl EntryMark {
+    /// `none`, `exact`, or the mark's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            EntryMark::Unmarked => "none",
+            EntryMark::Exact => "exact",
+            EntryMark::Mark(mark) => mark.name(),
+        }
+    }
+}
+
+/// Its name.
+impl fmt::Display for EntryMark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Its name.
+impl serde::Serialize for EntryMark {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+/// What set an entry's mark.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum DecidedBy {
+    /// Nothing.
+    Default,
+    /// Nothing can: it is kept exactly.
+    Exact,
+    /// The user, on the value.
+    Value,
+    /// The innermost marked scope.
+    Scope,
+    /// The policy's rule of this name.
+    Rule(String),
+}
+
+/// `default`, `exact`, `value`, `scope`, or the rule's name.
+impl fmt::Display for DecidedBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            DecidedBy::Default => "default",
+            DecidedBy::Exact => "exact",
+            DecidedBy::Value => "value",
+            DecidedBy::Scope => "scope",
+            DecidedBy::Rule(name) => name,
+        })
+    }
+}
+
+/// As text.
+impl serde::Serialize for DecidedBy {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
 
 /// One value that backward needs, directly or to replay another.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
@@ -22,10 +99,10 @@ pub struct LedgerEntry {
     pub bytes: u64,
     /// Bytes that the tape stores for it (0 if dropped).
     pub stored_bytes: u64,
-    /// `keep`, `recompute`, `int8`; `none` where nobody marked it; `exact` for what no mark can change.
-    pub mark: &'static str,
-    /// What set the mark: a rule's name, `value`, `scope`, or `default`.
-    pub rule: String,
+    /// Its mark.
+    pub mark: EntryMark,
+    /// What set the mark.
+    pub rule: DecidedBy,
     /// Paths of the ops whose backward reads it.
     pub readers: Vec<String>,
     /// FLOPs to replay it once from what is stored, if dropped.
@@ -35,7 +112,7 @@ pub struct LedgerEntry {
     /// What that replay begins with: paths of stored values and of inputs, parameters apart, the nearest first. At most
     /// [`MOST_SOURCES`](LedgerEntry::MOST_SOURCES) of them.
     pub replayed_from: Vec<String>,
-    /// Relative L2 error of the stored int8 against the original, if the tape measures it.
+    /// Relative L2 error of what is stored against the original, if the tape measures it.
     pub quantization_error: Option<f64>,
     /// True where a handle of the user's still holds the full tensor.
     pub held_by_handle: bool,
@@ -45,9 +122,34 @@ impl LedgerEntry {
     /// How many paths [`replayed_from`](LedgerEntry::replayed_from) lists at most.
     pub const MOST_SOURCES: usize = 8;
 
-    /// The mark as a [`Mark`]'s name, for comparisons.
+    /// Whether it has this mark, whatever the arguments.
     pub fn is(&self, mark: Mark) -> bool {
-        self.mark == mark.name()
+        self.mark.name() == mark.name()
+    }
+
+    /// Whether nothing is stored of it, so that it is replayed.
+    pub fn is_dropped(&self) -> bool {
+        let dropped = match self.mark {
+            EntryMark::Mark(mark) => mark == Mark::Recompute,
+            // Not read itself, and what others are replayed from lies before it.
+            EntryMark::Unmarked => self.depth > 0,
+            EntryMark::Exact => false,
+        };
+        dropped && self.stored_bytes == 0
+    }
+
+    /// Whether it is kept in full against its mark, because an op reads it exactly.
+    pub fn is_skipped(&self) -> bool {
+        let spec = Spec::new(self.shape.clone(), self.dtype);
+        matches!(self.mark, EntryMark::Mark(mark) if mark.packs(&spec) && self.packed_as().is_none())
+    }
+
+    /// The mark by whose format fewer bytes are stored of it than it has.
+    pub fn packed_as(&self) -> Option<Mark> {
+        match self.mark {
+            EntryMark::Mark(mark) if mark.is_lossy() && self.stored_bytes < self.bytes => Some(mark),
+            _ => None,
+        }
     }
 }
 

@@ -1,0 +1,45 @@
+//! What a tape counts and times.
+
+use std::collections::BTreeMap;
+
+/// Time spent on one path.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PathTime {
+    /// Nanoseconds in forward kernels.
+    pub forward: u64,
+    /// Nanoseconds in backward kernels, replays apart.
+    pub backward: u64,
+    /// Nanoseconds in replayed kernels.
+    pub replay: u64,
+}
+
+/// Counters and clocks of a tape since it was made.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Kernels replayed by backward (one per node and replay).
+    pub replays: u64,
+    /// The most replays of one node in one pass.
+    pub most_replays_of_a_node: u64,
+    /// FLOPs of all replays.
+    pub replayed_flops: u64,
+    /// Bytes that replays read and write.
+    pub replayed_traffic: u64,
+    /// Bytes that quantizing and dequantizing read and write.
+    pub quantize_traffic: u64,
+    /// FLOPs of forward.
+    pub forward_flops: u64,
+    /// Values stored as int8.
+    pub quantized: u64,
+    /// Values that int8 could not hold and that stayed full ([`NonFinite::KeepFull`]).
+    pub full_precision_fallbacks: u64,
+    /// Nanoseconds in kernels, of all purposes.
+    pub kernel_nanos: u64,
+    /// Nanoseconds of replays, their bookkeeping included.
+    pub replay_nanos: u64,
+    /// Nanoseconds of quantizing and dequantizing.
+    pub quantize_nanos: u64,
+    /// Paths that were replayed, with counts.
+    pub replayed_paths: BTreeMap<String, u64>,
+    /// Time per path, if the tape profiles.
+    pub by_path: BTreeMap<String, PathTime>,
+}

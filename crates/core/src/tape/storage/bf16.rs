@@ -1,0 +1,59 @@
+//! Storing a value as bf16: the upper half of f32, rounded to nearest even.
+//!
+//! Eight bits of a significand are kept, so a stored element x is within |x| 2^-8 (half a unit in the last of 8 places),
+//! and below the smallest normal number, 2^-126, within 2^-134, half the distance of subnormal ones.
+
+use super::{PackedParts, StorageFormat};
+use crate::kernel::RandomStream;
+use crate::ops::{Exec, Spec};
+use crate::{DType, Error, Kernel, MemoryKind, Result, Tensor};
+use smallvec::smallvec;
+
+/// Two bytes an element. A value that is of 16 bits already is stored as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bf16;
+
+impl StorageFormat for Bf16 {
+    fn name(&self) -> &'static str {
+        "bf16"
+    }
+
+    fn about(&self) -> &'static str {
+        "saved as bf16"
+    }
+
+    fn skip_lint(&self) -> &'static str {
+        "bf16-skipped"
+    }
+
+    fn is_lossy(&self) -> bool {
+        true
+    }
+
+    fn bytes(&self, spec: &Spec) -> Option<u64> {
+        let bytes = Spec::new(spec.shape.clone(), DType::BF16).bytes();
+        (spec.dtype.size() > DType::BF16.size()).then_some(bytes)
+    }
+
+    fn pack(&self, exec: &Exec<'_>, tensor: &Tensor, _stream: Option<RandomStream>) -> Result<PackedParts> {
+        let half = exec.empty(tensor.shape(), DType::BF16)?;
+        exec.run(Kernel::Copy { x: tensor, out: &half })?;
+        // No square of a bf16 number is beyond f64, nor is a sum of 2^60 of them.
+        let norm = Tensor::uninit(tensor.device(), &[], DType::F64, MemoryKind::Workspace)?;
+        exec.run(Kernel::SquaredNorm { x: &half, out: &norm })?;
+        if norm.device().computes() && !norm.item()?.is_finite() {
+            return Err(Error::NonFinite { path: String::new(), op: "", format: self.name() });
+        }
+        Ok(smallvec![half])
+    }
+
+    fn unpack(&self, exec: &Exec<'_>, parts: &[Tensor], spec: &Spec) -> Result<Tensor> {
+        let out = exec.empty_like(spec)?;
+        exec.run(Kernel::Copy { x: &parts[0], out: &out })?;
+        Ok(out)
+    }
+
+    fn error_bounds(&self, row: &[f64]) -> Vec<f64> {
+        row.iter().map(|x| (x.abs() * 2f64.powi(-8)).max(2f64.powi(-134))).collect()
+    }
+}
