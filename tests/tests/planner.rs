@@ -45,7 +45,7 @@ fn a_plan_takes_what_it_says() {
             let of_dry = tensors(&dry);
             let of_cpu = tensors(&device);
             let plain = step(&device, &of_cpu, config, None).unwrap();
-            for lossy in
+            for marks in
                 [vec![], vec![Mark::Int8(Int8Spec::DEFAULT)], Mark::all().filter(|mark| mark.is_lossy()).collect()]
             {
                 let lossy = (!marks.is_empty()).then(|| LossyUse::from_iter(marks.iter().copied()));

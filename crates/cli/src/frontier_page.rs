@@ -8,7 +8,7 @@ use crate::measure::Case;
 use crate::page::Page;
 use crate::report::without_numbers;
 use retape::nn::GptConfig;
-use retape::{EntryMark, LedgerEntry, Mark, StorageFormat};
+use retape::{EntryMark, LedgerEntry, Mark};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
