@@ -261,7 +261,7 @@ fn a_held_handle_doesn_t_change_the_bits() {
     assert_eq!(run(true), run(false));
 }
 
-/// Flaw 7: a pass settles nothing, so recording goes on after `backward_retain`.
+/// Flaw 7: a pass settles nothing, so recording goes on after a pass that keeps the tape.
 #[test]
 fn recording_goes_on_after_a_retained_pass() {
     let device = cpu();
@@ -1077,6 +1077,6 @@ fn wrong_use_is_an_error_that_says_what_is_right() {
     );
     let loss = x.clone().sum().unwrap();
     tape.backward(&loss).unwrap();
-    says(tape.backward(&loss).unwrap_err(), &["consumed", "backward_retain"]);
+    says(tape.backward(&loss).unwrap_err(), &["consumed", "backward_with"]);
     says(x.gelu().unwrap_err(), &["consumed"]);
 }

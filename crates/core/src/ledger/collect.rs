@@ -42,7 +42,8 @@ impl Tape {
     pub fn ledger(&self) -> Result<Ledger> {
         let _busy = self.enter("ledger", None)?;
         let policy = self.graph().options.policy.clone();
-        let rules = Rules::of(policy.as_deref(), &self.graph().rule_uses.clone());
+        let uses = self.graph().rule_uses.clone();
+        let rules = Rules::of(policy.as_deref(), uses);
         self.check_rules(&rules)?;
         let graph = self.graph();
         let values = graph.ledger_entries(&rules);
@@ -63,7 +64,8 @@ impl Tape {
     /// role.
     pub(crate) fn check_policy(&self) -> Result<()> {
         let policy = self.graph().options.policy.clone();
-        self.check_rules(&Rules::of(policy.as_deref(), &self.graph().rule_uses.clone()))
+        let uses = self.graph().rule_uses.clone();
+        self.check_rules(&Rules::of(policy.as_deref(), uses))
     }
 
     fn check_rules(&self, rules: &Rules) -> Result<()> {
@@ -110,10 +112,10 @@ pub(super) struct Rules {
 }
 
 impl Rules {
-    fn of(policy: Option<&dyn Policy>, uses: &[u64]) -> Rules {
+    fn of(policy: Option<&dyn Policy>, uses: Vec<u64>) -> Rules {
         let infos = policy.map_or(Vec::new(), |policy| policy.rules().to_vec());
         let presets = policy.map_or(Vec::new(), |policy| policy.presets().to_vec());
-        Rules { infos, presets, uses: uses.to_vec() }
+        Rules { infos, presets, uses }
     }
 
     /// The presets of which no rule decided for any value.

@@ -153,7 +153,8 @@ impl Tape {
         let first = start.seeds.first().map(|(v, _)| *v).filter(|v| ours(v));
         let _busy = self.enter("backward", first.map(|v| v.key))?;
         self.check_policy()?;
-        if let (true, Some(v)) = (self.graph().recording.is_some(), first) {
+        let is_traced = self.graph().recording.is_some();
+        if let (true, Some(v)) = (is_traced, first) {
             let reason = "a trace is of a forward pass; run backward after `Trace::record`, or `Trace::run`";
             return Err(no_gradient(v, reason));
         }
