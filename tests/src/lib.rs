@@ -21,11 +21,9 @@ pub mod variations;
 pub mod wrapped;
 
 use half::{bf16, f16};
-use retape_core::kernel::RandomStream;
+use retape_core::kernel::{self, RandomStream};
 use retape_core::ops::{Op, Sample, SampleInput, SampleMemory, SampleValues};
-use retape_core::{
-    DType, Device, Element, Gradients, Kernel, Mark, MemoryKind, Result, Tape, TapeOptions, Tensor, Var,
-};
+use retape_core::{DType, Device, Element, Gradients, Mark, MemoryKind, Result, Tape, TapeOptions, Tensor, Var};
 
 /// Numbers in [low, high), a pure function of the seed.
 pub fn numbers(seed: u64, len: usize, low: f64, high: f64) -> Vec<f64> {
@@ -145,7 +143,7 @@ pub struct SampleMarks {
 /// A contiguous copy that kernels may write, whoever holds it: it is still being made.
 pub fn writable(tensor: &Tensor) -> Tensor {
     let out = Tensor::uninit(tensor.device(), tensor.shape(), tensor.dtype(), MemoryKind::Input).unwrap();
-    tensor.device().run(&Kernel::Copy { x: tensor, out: &out }).unwrap();
+    tensor.device().run(kernel::Copy { x: tensor, out: &out }).unwrap();
     out
 }
 

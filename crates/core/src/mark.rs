@@ -37,7 +37,7 @@ impl fmt::Display for Mark {
 /// How a value is stored as int8: symmetric, one scale per `group` consecutive elements of the last dimension. The
 /// scale is their largest magnitude: f32, and f64 for f64. Bytes: one per element and four (eight) per group, 1.0625
 /// per element at 64. A stored element is within half a step of the true one; a step is the scale / 127. See
-/// [`Kernel::Quantize`](crate::Kernel).
+/// [`Quantize`](crate::kernel::Quantize).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 pub struct Int8Spec {
     /// Elements per scale, at least 1.

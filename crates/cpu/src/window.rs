@@ -75,7 +75,7 @@ fn seen(w: &Window, d: usize, o: usize, size: usize) -> std::ops::Range<usize> {
     first..end.max(first)
 }
 
-/// Columns: see [`retape_core::Kernel::Im2col`].
+/// Columns: see [`retape_core::kernel::Im2col`].
 pub(crate) fn im2col(exec: &Exec, x: &Tensor, w: Window, out: &Tensor) -> Result<()> {
     let (oh, ow) = (out.shape()[4], out.shape()[5]);
     let places = w.kernel[0] * w.kernel[1];

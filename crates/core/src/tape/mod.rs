@@ -15,10 +15,10 @@ mod trace;
 mod var;
 
 use crate::device::unique;
-use crate::kernel::RandomStream;
+use crate::kernel::{self, RandomStream};
 use crate::layout::Shape;
 use crate::ops::{Exec, KernelClock, Spec};
-use crate::{DType, Device, Error, Int8Spec, Kernel, MemoryKind, Policy, Result, Rounding, Tensor};
+use crate::{DType, Device, Error, Int8Spec, MemoryKind, Policy, Result, Rounding, Tensor};
 pub use commit::StateId;
 use graph::{Graph, PendingQuantize, Quantized, ValueKey};
 pub use pass::GradOptions;
@@ -447,7 +447,7 @@ fn quantize(exec: &Exec<'_>, tensor: &Tensor, int8: Int8Spec, stream: Option<Ran
     };
     let q = exec.empty(&spec.shape, DType::U8)?;
     let scales = exec.empty(&scales, spec.dtype.computed_in())?;
-    exec.run(Kernel::Quantize { x: tensor, group, rounding, q: &q, scales: &scales })?;
+    exec.run(kernel::Quantize { x: tensor, group, rounding, q: &q, scales: &scales })?;
     if scales.device().computes() && has_nan(&scales)? {
         return Err(Error::NonFinite { path: String::new(), op: "" });
     }
@@ -465,6 +465,6 @@ fn has_nan(x: &Tensor) -> Result<bool> {
 fn dequantize(exec: &Exec<'_>, quantized: &Quantized) -> Result<Tensor> {
     let out = exec.empty_like(&quantized.spec)?;
     let Quantized { q, scales, group, .. } = quantized;
-    exec.run(Kernel::Dequantize { q, scales, group: *group, out: &out })?;
+    exec.run(kernel::Dequantize { q, scales, group: *group, out: &out })?;
     Ok(out)
 }

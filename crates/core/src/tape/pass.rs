@@ -9,7 +9,7 @@ use super::sums::is_part;
 use super::{Gradients, ParameterId, Tape, Var, Verify};
 use crate::device::same_device;
 use crate::ops::{Backward, GradientSum, Op, PassSource, Slot, Spec};
-use crate::{Device, Error, Kernel, MemoryKind, Moment, Phase, Result, Tensor};
+use crate::{Device, Error, MemoryKind, Moment, Phase, Result, Tensor, kernel};
 use slotmap::SecondaryMap;
 use smallvec::SmallVec;
 use std::cell::RefCell;
@@ -113,7 +113,7 @@ impl Tape {
             return Err(no_gradient(loss, reason));
         }
         let seed = Tensor::uninit(tensor.device(), tensor.shape(), tensor.dtype(), MemoryKind::Activation)?;
-        tensor.device().run(&Kernel::Fill { value: scale, out: &seed })?;
+        tensor.device().run(kernel::Fill { value: scale, out: &seed })?;
         drop(tensor);
         self.backward_seeded(vec![(loss, seed)], Vec::new(), retain, wanted)
     }
