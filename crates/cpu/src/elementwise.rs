@@ -4,7 +4,7 @@ use crate::exec::{Baseline, Exec};
 use crate::halves::Cell;
 use crate::math::Float;
 use crate::view::{BLOCK, Nest, Span, for_float, lanes, unsupported};
-use retape_core::kernel::{BinaryFn, ClampInput, TernaryFn, UnaryFn};
+use retape_core::kernel::{self, BinaryFn, ClampInput, TernaryFn, UnaryFn};
 use retape_core::{DType, Error, Result, Tensor};
 
 /// Costs of one element in plain additions, for the choice to go parallel.
@@ -76,7 +76,8 @@ fn gelu_tanh_parts<T: Float>(x: T) -> (T, T) {
 }
 
 /// out = f(x).
-pub(crate) fn unary(exec: &Exec, f: UnaryFn, x: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn unary(exec: &Exec, k: &kernel::Unary<'_>) -> Result<()> {
+    let kernel::Unary { f, x, out } = *k;
     for_float!("unary", x.dtype(), T => {
         // Where x falls towards -inf, x sigmoid(x) and x Phi(x) go to 0: below these bounds they are 0 to the last bit.
         let (low, gelu_low) = (-T::SATURATED, T::of(-40.0));
@@ -135,16 +136,15 @@ pub(crate) fn unary(exec: &Exec, f: UnaryFn, x: &Tensor, out: &Tensor) -> Result
             UnaryFn::Pow(c) => { let c = T::of(c); go!(TRANSCENDENTAL, |x| x.power(c)) }
             UnaryFn::PowBase(c) => { let c = T::of(c); go!(TRANSCENDENTAL, |x| c.power(x)) }
         }
-    });
-    Ok(())
+    })
 }
 
 /// out = g f'(.) with `saved` = y or x, as [`UnaryFn::grad_reads_output`] says.
-pub(crate) fn unary_grad(exec: &Exec, f: UnaryFn, saved: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn unary_grad(exec: &Exec, k: &kernel::UnaryGrad<'_>) -> Result<()> {
+    let kernel::UnaryGrad { f, saved, g, out } = *k;
     match f {
-        UnaryFn::Neg => return unary(exec, UnaryFn::Neg, g, out),
-        UnaryFn::Scale(c) => return unary(exec, UnaryFn::Scale(c), g, out),
-        UnaryFn::Shift(_) => return unary(exec, UnaryFn::Scale(1.0), g, out),
+        UnaryFn::Neg | UnaryFn::Scale(_) => return unary(exec, &kernel::Unary { f, x: g, out }),
+        UnaryFn::Shift(_) => return unary(exec, &kernel::Unary { f: UnaryFn::Scale(1.0), x: g, out }),
         _ => {}
     }
     for_float!("unary_grad", g.dtype(), T => {
@@ -230,12 +230,12 @@ pub(crate) fn unary_grad(exec: &Exec, f: UnaryFn, saved: &Tensor, g: &Tensor, ou
                 go!(CHEAP, |g, y| if zero && y < T::INFINITY { T::ZERO } else { g * (y * log) })
             }
         }
-    });
-    Ok(())
+    })
 }
 
 /// out = f(a, b).
-pub(crate) fn binary(exec: &Exec, f: BinaryFn, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn binary(exec: &Exec, k: &kernel::Binary<'_>) -> Result<()> {
+    let kernel::Binary { f, a, b, out } = *k;
     for_float!("binary", a.dtype(), T => {
         macro_rules! go {
             (|$a:ident, $b:ident| $y:expr) => { map2::<T>(exec, CHEAP, a, b, out, #[inline(always)] |$a: T, $b: T| $y) };
@@ -249,12 +249,12 @@ pub(crate) fn binary(exec: &Exec, f: BinaryFn, a: &Tensor, b: &Tensor, out: &Ten
             BinaryFn::Minimum => go!(|a, b| a.smaller(b)),
             BinaryFn::Pow => map2::<T>(exec, TRANSCENDENTAL, a, b, out, #[inline(always)] |a: T, b: T| a.power(b)),
         }
-    });
-    Ok(())
+    })
 }
 
 /// out = f(a, b, c).
-pub(crate) fn ternary(exec: &Exec, f: TernaryFn, operands: [&Tensor; 3], out: &Tensor) -> Result<()> {
+pub(crate) fn ternary(exec: &Exec, k: &kernel::Ternary<'_>) -> Result<()> {
+    let (f, operands, out) = (k.f, [k.a, k.b, k.c], k.out);
     for_float!("ternary", out.dtype(), T => {
         macro_rules! go {
             ($cost:expr, |$a:ident, $b:ident, $c:ident| $y:expr) => {
@@ -278,45 +278,56 @@ pub(crate) fn ternary(exec: &Exec, f: TernaryFn, operands: [&Tensor; 3], out: &T
             }),
             TernaryFn::DivGradDivisor => go!(CHEAP, |a, b, g| -(g * (a / b)) / b),
         }
-    });
-    Ok(())
+    })
 }
 
 /// out = g where the gradient of min(max(x, low), high) goes to `by`, else 0.
-pub(crate) fn clamp_grad(
-    exec: &Exec,
-    by: ClampInput,
-    x: &Tensor,
-    (low, high): (Option<&Tensor>, Option<&Tensor>),
-    g: &Tensor,
-    out: &Tensor,
-) -> Result<()> {
+pub(crate) fn clamp_grad(exec: &Exec, k: &kernel::ClampGrad<'_>) -> Result<()> {
+    for_float!("clamp_grad", k.x.dtype(), T => clamp_grad_of::<T>(exec, k))
+}
+
+fn clamp_grad_of<T: Float>(exec: &Exec, k: &kernel::ClampGrad<'_>) {
+    let kernel::ClampGrad { by, x, low, high, g, out } = *k;
     let (has_low, has_high) = (low.is_some(), high.is_some());
     // x stands in for a bound that isn't there.
     let (low, high) = (low.unwrap_or(x), high.unwrap_or(x));
-    for_float!("clamp_grad", x.dtype(), T => {
-        let [xs, ls, hs, gs, outs] = [x, low, high, g, out].map(Span::<T>::of);
-        Nest::new([out, x, low, high, g]).for_each_run::<T>(exec, CHEAP, #[inline(always)] |run| {
+
+    let [xs, ls, hs, gs, outs] = [x, low, high, g, out].map(Span::<T>::of);
+    Nest::new([out, x, low, high, g]).for_each_run::<T>(
+        exec,
+        CHEAP,
+        #[inline(always)]
+        |run| {
             let (o, x, l, h) = (run.of(0, outs), run.of(1, xs), run.of(2, ls), run.of(3, hs));
             let g = run.of(4, gs);
             for i in (0..run.len).step_by(BLOCK) {
-                let [x, l, h, g] = [x, l, h, g].map(#[inline(always)] |s| s.load::<BLOCK>(i, T::ZERO));
-                o.store(i, lanes!(j => {
-                    let own = match by {
-                        ClampInput::X => !((has_low && x[j] < l[j]) || (has_high && x[j] > h[j])),
-                        ClampInput::Low => x[j] < l[j] && (!has_high || l[j] < h[j]),
-                        ClampInput::High => x[j] > h[j] || (has_low && h[j] < l[j]),
-                    };
-                    if own { g[j] } else { T::ZERO }
-                }));
+                let [x, l, h, g] = [x, l, h, g].map(
+                    #[inline(always)]
+                    |s| s.load::<BLOCK>(i, T::ZERO),
+                );
+                o.store(
+                    i,
+                    lanes!(j => {
+                        let own = match by {
+                            ClampInput::X => !((has_low && x[j] < l[j]) || (has_high && x[j] > h[j])),
+                            ClampInput::Low => x[j] < l[j] && (!has_high || l[j] < h[j]),
+                            ClampInput::High => x[j] > h[j] || (has_low && h[j] < l[j]),
+                        };
+                        if own { g[j] } else { T::ZERO }
+                    }),
+                );
             }
-        });
-    });
-    Ok(())
+        },
+    );
 }
 
 /// out = g where a wins or either is NaN, g/2 on a tie, else 0.
-pub(crate) fn extremum_grad(exec: &Exec, f: BinaryFn, a: &Tensor, b: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn extremum_grad(exec: &Exec, k: &kernel::ExtremumGrad<'_>) -> Result<()> {
+    for_float!("extremum_grad", k.a.dtype(), T => extremum_grad_of::<T>(exec, k))?
+}
+
+fn extremum_grad_of<T: Float>(exec: &Exec, k: &kernel::ExtremumGrad<'_>) -> Result<()> {
+    let kernel::ExtremumGrad { f, a, b, g, out } = *k;
     let sign = match f {
         BinaryFn::Maximum => 1.0,
         BinaryFn::Minimum => -1.0,
@@ -325,27 +336,36 @@ pub(crate) fn extremum_grad(exec: &Exec, f: BinaryFn, a: &Tensor, b: &Tensor, g:
             return Err(Error::Unsupported { kernel: "extremum_grad", device: "cpu".into(), reason });
         }
     };
-    for_float!("extremum_grad", a.dtype(), T => {
-        let (sign, half) = (T::of(sign), T::of(0.5));
-        let (xs, ys, gs, outs) = (Span::<T>::of(a), Span::<T>::of(b), Span::<T>::of(g), Span::<T>::of(out));
-        Nest::new([out, a, b, g]).for_each_run::<T>(exec, CHEAP, #[inline(always)] |run| {
+
+    let (sign, half) = (T::of(sign), T::of(0.5));
+    let (xs, ys, gs, outs) = (Span::<T>::of(a), Span::<T>::of(b), Span::<T>::of(g), Span::<T>::of(out));
+    Nest::new([out, a, b, g]).for_each_run::<T>(
+        exec,
+        CHEAP,
+        #[inline(always)]
+        |run| {
             let (o, a, b, g) = (run.of(0, outs), run.of(1, xs), run.of(2, ys), run.of(3, gs));
             for i in (0..run.len).step_by(BLOCK) {
                 let (u, v) = (a.load::<BLOCK>(i, T::ZERO), b.load::<BLOCK>(i, T::ZERO));
                 let w = g.load::<BLOCK>(i, T::ZERO);
-                o.store(i, lanes!(j => {
-                    let (u, v) = (sign * u[j], sign * v[j]);
-                    if u == v { half * w[j] } else if u < v { T::ZERO } else { w[j] }
-                }));
+                o.store(
+                    i,
+                    lanes!(j => {
+                        let (u, v) = (sign * u[j], sign * v[j]);
+                        if u == v { half * w[j] } else if u < v { T::ZERO } else { w[j] }
+                    }),
+                );
             }
-        });
-    });
+        },
+    );
+
     Ok(())
 }
 
 /// out = a where cond else b, for elements of any type by their size.
-pub(crate) fn select(exec: &Exec, cond: &Tensor, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
-    fn of_size<T: Cell + Send + Sync>(exec: &Exec, cond: &Tensor, a: &Tensor, b: &Tensor, out: &Tensor) {
+pub(crate) fn select(exec: &Exec, k: &kernel::Select<'_>) -> Result<()> {
+    fn of_size<T: Cell + Send + Sync>(exec: &Exec, k: &kernel::Select<'_>) {
+        let kernel::Select { cond, a, b, out } = *k;
         let (conds, xs, ys, outs) = (Span::<u8>::of(cond), Span::<T>::of(a), Span::<T>::of(b), Span::<T>::of(out));
         Nest::new([out, cond, a, b]).for_each_run::<Baseline>(
             exec,
@@ -361,14 +381,14 @@ pub(crate) fn select(exec: &Exec, cond: &Tensor, a: &Tensor, b: &Tensor, out: &T
             },
         );
     }
-    if !matches!(cond.dtype(), DType::Bool | DType::U8) {
-        return Err(unsupported("select", cond.dtype()));
+    if !matches!(k.cond.dtype(), DType::Bool | DType::U8) {
+        return Err(unsupported("select", k.cond.dtype()));
     }
-    match out.dtype().size() {
-        1 => of_size::<u8>(exec, cond, a, b, out),
-        2 => of_size::<u16>(exec, cond, a, b, out),
-        4 => of_size::<u32>(exec, cond, a, b, out),
-        _ => of_size::<u64>(exec, cond, a, b, out),
+    match k.out.dtype().size() {
+        1 => of_size::<u8>(exec, k),
+        2 => of_size::<u16>(exec, k),
+        4 => of_size::<u32>(exec, k),
+        _ => of_size::<u64>(exec, k),
     }
     Ok(())
 }

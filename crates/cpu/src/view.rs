@@ -425,19 +425,20 @@ impl<const K: usize> Nest<K> {
     }
 }
 
-/// Runs the body with `$t` bound to the Rust type that a float dtype is computed in, or returns `Error::Unsupported`.
+/// Makes a call with `$t` bound to the Rust type that a float dtype is computed in; `Error::Unsupported` for another dtype.
+/// The call is of a generic function, which says the rest.
 macro_rules! for_float {
-    ($kernel:expr, $dtype:expr, $t:ident => $body:expr) => {
+    ($kernel:expr, $dtype:expr, $t:ident => $call:expr) => {
         match $dtype {
             retape_core::DType::F32 | retape_core::DType::BF16 | retape_core::DType::F16 => {
                 type $t = f32;
-                $body
+                Ok($call)
             }
             retape_core::DType::F64 => {
                 type $t = f64;
-                $body
+                Ok($call)
             }
-            other => return Err($crate::view::unsupported($kernel, other)),
+            other => Err($crate::view::unsupported($kernel, other)),
         }
     };
 }
