@@ -1,14 +1,14 @@
-//! The vocabulary between ops and backends: every primitive kernel, as data. A kernel is a struct of its operands, in the
-//! file of its family; [`Kernel`] is any of them.
+//! The vocabulary between ops and backends: every primitive kernel, as data. A kernel is a struct of its operands, in
+//! the file of its family; [`Kernel`] is any of them.
 //!
 //! Conventions, for every kernel unless its line says otherwise:
 //! - inputs may have any strides (0 included) and offset; `out` is contiguous and wholly written;
-//! - float kernels take f64 tensors, or f32, bf16 and f16 ones, each operand of its own dtype among these: bf16 and f16 are
-//!   widened as they are read, arithmetic and whole sums are in f32, and what is stored is rounded once, to nearest even;
-//!   statistics are f32, and f64 with f64 tensors;
+//! - float kernels take f64 tensors, or f32, bf16 and f16 ones, each operand of its own dtype among these: bf16 and f16
+//!   are widened as they are read, arithmetic and whole sums are in f32, and what is stored is rounded once, to nearest
+//!   even; statistics are f32, and f64 with f64 tensors;
 //! - zero-sized dimensions are ordinary: nothing is read, sums are 0;
-//! - *in place*: an input that may be `out` may be the very tensor (same storage and layout) that is written; nothing else
-//!   that is read overlaps what is written;
+//! - *in place*: an input that may be `out` may be the very tensor (same storage and layout) that is written; nothing
+//!   else that is read overlaps what is written;
 //! - results don't depend on the number of threads, and equal inputs give equal bits.
 
 mod attention;

@@ -77,208 +77,277 @@ fn gelu_tanh_parts<T: Float>(x: T) -> (T, T) {
 
 /// out = f(x).
 pub(crate) fn unary(exec: &Exec, k: &kernel::Unary<'_>) -> Result<()> {
+    for_float!("unary", k.x.dtype(), T => unary_of::<T>(exec, k))
+}
+
+fn unary_of<T: Float>(exec: &Exec, k: &kernel::Unary<'_>) {
     let kernel::Unary { f, x, out } = *k;
-    for_float!("unary", x.dtype(), T => {
-        // Where x falls towards -inf, x sigmoid(x) and x Phi(x) go to 0: below these bounds they are 0 to the last bit.
-        let (low, gelu_low) = (-T::SATURATED, T::of(-40.0));
-        macro_rules! go {
-            ($cost:expr, |$x:ident| $y:expr) => { map1::<T>(exec, $cost, x, out, #[inline(always)] |$x: T| $y) };
+    // Where x falls towards -inf, x sigmoid(x) and x Phi(x) go to 0: below these bounds they are 0 to the last bit.
+    let (low, gelu_low) = (-T::SATURATED, T::of(-40.0));
+    macro_rules! go {
+        ($cost:expr, |$x:ident| $y:expr) => {
+            map1::<T>(
+                exec,
+                $cost,
+                x,
+                out,
+                #[inline(always)]
+                |$x: T| $y,
+            )
+        };
+    }
+    match f {
+        UnaryFn::Neg => go!(CHEAP, |x| -x),
+        UnaryFn::Scale(c) => {
+            let c = T::of(c);
+            go!(CHEAP, |x| c * x)
         }
-        match f {
-            UnaryFn::Neg => go!(CHEAP, |x| -x),
-            UnaryFn::Scale(c) => { let c = T::of(c); go!(CHEAP, |x| c * x) }
-            UnaryFn::Shift(c) => { let c = T::of(c); go!(CHEAP, |x| x + c) }
-            UnaryFn::Exp => go!(TRANSCENDENTAL, |x| Float::exp(x)),
-            UnaryFn::Log => go!(TRANSCENDENTAL, |x| Float::ln(x)),
-            UnaryFn::Sqrt => go!(CHEAP, |x| x.root()),
-            UnaryFn::Rsqrt => go!(CHEAP, |x| T::ONE / x.root()),
-            UnaryFn::Reciprocal => go!(CHEAP, |x| T::ONE / x),
-            UnaryFn::Square => go!(CHEAP, |x| x * x),
-            UnaryFn::Abs => go!(CHEAP, |x| x.magnitude()),
-            UnaryFn::Tanh => go!(TRANSCENDENTAL, |x| Float::tanh(x)),
-            UnaryFn::Sigmoid => go!(TRANSCENDENTAL, |x| x.sigmoid()),
-            UnaryFn::Relu => go!(CHEAP, |x| if x < T::ZERO { T::ZERO } else { x }),
-            UnaryFn::Silu => go!(TRANSCENDENTAL, |x| x.limit(low, T::INFINITY) * x.sigmoid()),
-            UnaryFn::Gelu => go!(TRANSCENDENTAL, |x| x.limit(gelu_low, T::INFINITY) * x.normal_cdf()),
-            UnaryFn::GeluTanh => go!(TRANSCENDENTAL, |x| {
-                let x = x.limit(gelu_low, T::INFINITY);
-                x * gelu_tanh_parts(x).0
-            }),
-            UnaryFn::Sin => go!(TRANSCENDENTAL, |x| Float::sin(x)),
-            UnaryFn::Cos => go!(TRANSCENDENTAL, |x| Float::cos(x)),
-            UnaryFn::Log1p => go!(TRANSCENDENTAL, |x| Float::ln_1p(x)),
-            UnaryFn::Expm1 => go!(TRANSCENDENTAL, |x| Float::exp_m1(x)),
-            UnaryFn::Erf => go!(TRANSCENDENTAL, |x| Float::erf(x)),
-            UnaryFn::Softplus { beta, threshold } => {
-                let (beta, threshold) = (T::of(beta), T::of(threshold));
-                go!(TRANSCENDENTAL, |x| {
-                    let z = beta * x;
-                    let y = z.larger(T::ZERO) + Float::ln_1p(Float::exp(-z.magnitude()));
-                    if z > threshold { x } else { y / beta }
-                })
-            }
-            // -ln(1 + e^-x), with the exponent never positive.
-            UnaryFn::LogSigmoid => go!(TRANSCENDENTAL, |x| {
-                x.smaller(T::ZERO) - Float::ln_1p(Float::exp(-x.magnitude()))
-            }),
-            UnaryFn::LeakyRelu(slope) => {
-                let slope = T::of(slope);
-                go!(CHEAP, |x| if x > T::ZERO { x } else { slope * x })
-            }
-            UnaryFn::Elu(alpha) => {
-                let alpha = T::of(alpha);
-                go!(TRANSCENDENTAL, |x| if x > T::ZERO { x } else { alpha * Float::exp_m1(x) })
-            }
-            UnaryFn::Clamp { low, high } => {
-                let (low, high) = (T::of(low), T::of(high));
-                go!(CHEAP, |x| x.limit(low, high))
-            }
-            UnaryFn::Pow(c) => { let c = T::of(c); go!(TRANSCENDENTAL, |x| x.power(c)) }
-            UnaryFn::PowBase(c) => { let c = T::of(c); go!(TRANSCENDENTAL, |x| c.power(x)) }
+        UnaryFn::Shift(c) => {
+            let c = T::of(c);
+            go!(CHEAP, |x| x + c)
         }
-    })
+        UnaryFn::Exp => go!(TRANSCENDENTAL, |x| Float::exp(x)),
+        UnaryFn::Log => go!(TRANSCENDENTAL, |x| Float::ln(x)),
+        UnaryFn::Sqrt => go!(CHEAP, |x| x.root()),
+        UnaryFn::Rsqrt => go!(CHEAP, |x| T::ONE / x.root()),
+        UnaryFn::Reciprocal => go!(CHEAP, |x| T::ONE / x),
+        UnaryFn::Square => go!(CHEAP, |x| x * x),
+        UnaryFn::Abs => go!(CHEAP, |x| x.magnitude()),
+        UnaryFn::Tanh => go!(TRANSCENDENTAL, |x| Float::tanh(x)),
+        UnaryFn::Sigmoid => go!(TRANSCENDENTAL, |x| x.sigmoid()),
+        UnaryFn::Relu => go!(CHEAP, |x| if x < T::ZERO { T::ZERO } else { x }),
+        UnaryFn::Silu => go!(TRANSCENDENTAL, |x| x.limit(low, T::INFINITY) * x.sigmoid()),
+        UnaryFn::Gelu => go!(TRANSCENDENTAL, |x| x.limit(gelu_low, T::INFINITY) * x.normal_cdf()),
+        UnaryFn::GeluTanh => go!(TRANSCENDENTAL, |x| {
+            let x = x.limit(gelu_low, T::INFINITY);
+            x * gelu_tanh_parts(x).0
+        }),
+        UnaryFn::Sin => go!(TRANSCENDENTAL, |x| Float::sin(x)),
+        UnaryFn::Cos => go!(TRANSCENDENTAL, |x| Float::cos(x)),
+        UnaryFn::Log1p => go!(TRANSCENDENTAL, |x| Float::ln_1p(x)),
+        UnaryFn::Expm1 => go!(TRANSCENDENTAL, |x| Float::exp_m1(x)),
+        UnaryFn::Erf => go!(TRANSCENDENTAL, |x| Float::erf(x)),
+        UnaryFn::Softplus { beta, threshold } => {
+            let (beta, threshold) = (T::of(beta), T::of(threshold));
+            go!(TRANSCENDENTAL, |x| {
+                let z = beta * x;
+                let y = z.larger(T::ZERO) + Float::ln_1p(Float::exp(-z.magnitude()));
+                if z > threshold { x } else { y / beta }
+            })
+        }
+        // -ln(1 + e^-x), with the exponent never positive.
+        UnaryFn::LogSigmoid => {
+            go!(TRANSCENDENTAL, |x| { x.smaller(T::ZERO) - Float::ln_1p(Float::exp(-x.magnitude())) })
+        }
+        UnaryFn::LeakyRelu(slope) => {
+            let slope = T::of(slope);
+            go!(CHEAP, |x| if x > T::ZERO { x } else { slope * x })
+        }
+        UnaryFn::Elu(alpha) => {
+            let alpha = T::of(alpha);
+            go!(TRANSCENDENTAL, |x| if x > T::ZERO { x } else { alpha * Float::exp_m1(x) })
+        }
+        UnaryFn::Clamp { low, high } => {
+            let (low, high) = (T::of(low), T::of(high));
+            go!(CHEAP, |x| x.limit(low, high))
+        }
+        UnaryFn::Pow(c) => {
+            let c = T::of(c);
+            go!(TRANSCENDENTAL, |x| x.power(c))
+        }
+        UnaryFn::PowBase(c) => {
+            let c = T::of(c);
+            go!(TRANSCENDENTAL, |x| c.power(x))
+        }
+    }
 }
 
 /// out = g f'(.) with `saved` = y or x, as [`UnaryFn::grad_reads_output`] says.
 pub(crate) fn unary_grad(exec: &Exec, k: &kernel::UnaryGrad<'_>) -> Result<()> {
-    let kernel::UnaryGrad { f, saved, g, out } = *k;
+    let kernel::UnaryGrad { f, g, out, .. } = *k;
     match f {
         UnaryFn::Neg | UnaryFn::Scale(_) => return unary(exec, &kernel::Unary { f, x: g, out }),
         UnaryFn::Shift(_) => return unary(exec, &kernel::Unary { f: UnaryFn::Scale(1.0), x: g, out }),
         _ => {}
     }
-    for_float!("unary_grad", g.dtype(), T => {
-        let (one, half) = (T::ONE, T::of(0.5));
-        let (low, high) = (-T::SATURATED, T::SATURATED);
-        macro_rules! go {
-            ($cost:expr, |$g:ident, $v:ident| $y:expr) => {
-                map2::<T>(exec, $cost, g, saved, out, #[inline(always)] |$g: T, $v: T| $y)
-            };
+    for_float!("unary_grad", k.g.dtype(), T => unary_grad_of::<T>(exec, k))
+}
+
+fn unary_grad_of<T: Float>(exec: &Exec, k: &kernel::UnaryGrad<'_>) {
+    let kernel::UnaryGrad { f, saved, g, out } = *k;
+    let (one, half) = (T::ONE, T::of(0.5));
+    let (low, high) = (-T::SATURATED, T::SATURATED);
+    macro_rules! go {
+        ($cost:expr, |$g:ident, $v:ident| $y:expr) => {
+            map2::<T>(
+                exec,
+                $cost,
+                g,
+                saved,
+                out,
+                #[inline(always)]
+                |$g: T, $v: T| $y,
+            )
+        };
+    }
+    match f {
+        UnaryFn::Neg | UnaryFn::Scale(_) | UnaryFn::Shift(_) => unreachable!("returned above"),
+        UnaryFn::Exp => go!(CHEAP, |g, y| g * y),
+        UnaryFn::Log => go!(CHEAP, |g, x| g / x),
+        UnaryFn::Sqrt => go!(CHEAP, |g, y| g * half / y),
+        // From g on, as y^3, y^2 and 2x may be out of range where the product isn't.
+        UnaryFn::Rsqrt => go!(CHEAP, |g, y| -half * (g * y * y * y)),
+        UnaryFn::Reciprocal => go!(CHEAP, |g, y| -(g * y * y)),
+        UnaryFn::Square => go!(CHEAP, |g, x| {
+            let part = g * x;
+            part + part
+        }),
+        UnaryFn::Abs => go!(CHEAP, |g, x| if x > T::ZERO {
+            g
+        } else if x < T::ZERO {
+            -g
+        } else {
+            T::ZERO
+        }),
+        UnaryFn::Tanh => go!(CHEAP, |g, y| g * (one - y) * (one + y)),
+        UnaryFn::Sigmoid => go!(CHEAP, |g, y| g * (y * (one - y))),
+        UnaryFn::Relu => go!(CHEAP, |g, x| if x <= T::ZERO { T::ZERO } else { g }),
+        UnaryFn::Silu => go!(TRANSCENDENTAL, |g, x| {
+            let x = x.limit(low, high);
+            let s = x.sigmoid();
+            g * (x * s).mul_add(one - s, s)
+        }),
+        UnaryFn::Gelu => go!(TRANSCENDENTAL, |g, x| {
+            let x = x.limit(T::of(-40.0), T::of(40.0));
+            let density = Float::exp(-half * x * x) * T::of(0.398_942_280_401_432_7);
+            g * x.mul_add(density, x.normal_cdf())
+        }),
+        UnaryFn::GeluTanh => go!(TRANSCENDENTAL, |g, x| {
+            let x = x.limit(T::of(-40.0), T::of(40.0));
+            let (s, slope) = gelu_tanh_parts(x);
+            g * (x * s * slope).mul_add(one - s, s)
+        }),
+        UnaryFn::Sin => go!(TRANSCENDENTAL, |g, x| g * Float::cos(x)),
+        UnaryFn::Cos => go!(TRANSCENDENTAL, |g, x| -(g * Float::sin(x))),
+        UnaryFn::Log1p => go!(CHEAP, |g, x| g / (one + x)),
+        UnaryFn::Expm1 => go!(CHEAP, |g, y| g * (y + one)),
+        UnaryFn::Erf => {
+            let c = T::of(std::f64::consts::FRAC_2_SQRT_PI);
+            go!(TRANSCENDENTAL, |g, x| g * (c * Float::exp(-x * x)))
         }
-        match f {
-            UnaryFn::Neg | UnaryFn::Scale(_) | UnaryFn::Shift(_) => unreachable!("returned above"),
-            UnaryFn::Exp => go!(CHEAP, |g, y| g * y),
-            UnaryFn::Log => go!(CHEAP, |g, x| g / x),
-            UnaryFn::Sqrt => go!(CHEAP, |g, y| g * half / y),
-            // From g on, as y^3, y^2 and 2x may be out of range where the product isn't.
-            UnaryFn::Rsqrt => go!(CHEAP, |g, y| -half * (g * y * y * y)),
-            UnaryFn::Reciprocal => go!(CHEAP, |g, y| -(g * y * y)),
-            UnaryFn::Square => go!(CHEAP, |g, x| {
-                let part = g * x;
-                part + part
-            }),
-            UnaryFn::Abs => go!(CHEAP, |g, x| if x > T::ZERO {
-                g
-            } else if x < T::ZERO {
-                -g
-            } else {
-                T::ZERO
-            }),
-            UnaryFn::Tanh => go!(CHEAP, |g, y| g * (one - y) * (one + y)),
-            UnaryFn::Sigmoid => go!(CHEAP, |g, y| g * (y * (one - y))),
-            UnaryFn::Relu => go!(CHEAP, |g, x| if x <= T::ZERO { T::ZERO } else { g }),
-            UnaryFn::Silu => go!(TRANSCENDENTAL, |g, x| {
-                let x = x.limit(low, high);
-                let s = x.sigmoid();
-                g * (x * s).mul_add(one - s, s)
-            }),
-            UnaryFn::Gelu => go!(TRANSCENDENTAL, |g, x| {
-                let x = x.limit(T::of(-40.0), T::of(40.0));
-                let density = Float::exp(-half * x * x) * T::of(0.398_942_280_401_432_7);
-                g * x.mul_add(density, x.normal_cdf())
-            }),
-            UnaryFn::GeluTanh => go!(TRANSCENDENTAL, |g, x| {
-                let x = x.limit(T::of(-40.0), T::of(40.0));
-                let (s, slope) = gelu_tanh_parts(x);
-                g * (x * s * slope).mul_add(one - s, s)
-            }),
-            UnaryFn::Sin => go!(TRANSCENDENTAL, |g, x| g * Float::cos(x)),
-            UnaryFn::Cos => go!(TRANSCENDENTAL, |g, x| -(g * Float::sin(x))),
-            UnaryFn::Log1p => go!(CHEAP, |g, x| g / (one + x)),
-            UnaryFn::Expm1 => go!(CHEAP, |g, y| g * (y + one)),
-            UnaryFn::Erf => {
-                let c = T::of(std::f64::consts::FRAC_2_SQRT_PI);
-                go!(TRANSCENDENTAL, |g, x| g * (c * Float::exp(-x * x)))
-            }
-            UnaryFn::Softplus { beta, threshold } => {
-                let (beta, threshold) = (T::of(beta), T::of(threshold));
-                go!(TRANSCENDENTAL, |g, x| {
-                    let z = beta * x;
-                    if z > threshold { g } else { g * z.sigmoid() }
-                })
-            }
-            UnaryFn::LogSigmoid => go!(TRANSCENDENTAL, |g, x| g * (-x).sigmoid()),
-            UnaryFn::LeakyRelu(slope) => {
-                let slope = T::of(slope);
-                go!(CHEAP, |g, x| if x > T::ZERO { g } else { g * slope })
-            }
-            UnaryFn::Elu(alpha) => {
-                let alpha = T::of(alpha);
-                go!(TRANSCENDENTAL, |g, x| if x > T::ZERO { g } else { g * (alpha * Float::exp(x)) })
-            }
-            UnaryFn::Clamp { low, high } => {
-                let (has_low, has_high) = (low != f64::NEG_INFINITY, high != f64::INFINITY);
-                let (low, high) = (T::of(low), T::of(high));
-                go!(CHEAP, |g, x| if (has_low && x <= low) || (has_high && x >= high) { T::ZERO } else { g })
-            }
-            UnaryFn::Pow(c) => {
-                let (c, less) = (T::of(c), T::of(c - 1.0));
-                go!(TRANSCENDENTAL, |g, x| if c == T::ZERO { T::ZERO } else { g * c * x.power(less) })
-            }
-            UnaryFn::PowBase(c) => {
-                let (zero, log) = (c == 0.0, T::of(c.ln()));
-                go!(CHEAP, |g, y| if zero && y < T::INFINITY { T::ZERO } else { g * (y * log) })
-            }
+        UnaryFn::Softplus { beta, threshold } => {
+            let (beta, threshold) = (T::of(beta), T::of(threshold));
+            go!(TRANSCENDENTAL, |g, x| {
+                let z = beta * x;
+                if z > threshold { g } else { g * z.sigmoid() }
+            })
         }
-    })
+        UnaryFn::LogSigmoid => go!(TRANSCENDENTAL, |g, x| g * (-x).sigmoid()),
+        UnaryFn::LeakyRelu(slope) => {
+            let slope = T::of(slope);
+            go!(CHEAP, |g, x| if x > T::ZERO { g } else { g * slope })
+        }
+        UnaryFn::Elu(alpha) => {
+            let alpha = T::of(alpha);
+            go!(TRANSCENDENTAL, |g, x| if x > T::ZERO { g } else { g * (alpha * Float::exp(x)) })
+        }
+        UnaryFn::Clamp { low, high } => {
+            let (has_low, has_high) = (low != f64::NEG_INFINITY, high != f64::INFINITY);
+            let (low, high) = (T::of(low), T::of(high));
+            go!(CHEAP, |g, x| if (has_low && x <= low) || (has_high && x >= high) { T::ZERO } else { g })
+        }
+        UnaryFn::Pow(c) => {
+            let (c, less) = (T::of(c), T::of(c - 1.0));
+            go!(TRANSCENDENTAL, |g, x| if c == T::ZERO { T::ZERO } else { g * c * x.power(less) })
+        }
+        UnaryFn::PowBase(c) => {
+            let (zero, log) = (c == 0.0, T::of(c.ln()));
+            go!(CHEAP, |g, y| if zero && y < T::INFINITY { T::ZERO } else { g * (y * log) })
+        }
+    }
 }
 
 /// out = f(a, b).
 pub(crate) fn binary(exec: &Exec, k: &kernel::Binary<'_>) -> Result<()> {
+    for_float!("binary", k.a.dtype(), T => binary_of::<T>(exec, k))
+}
+
+fn binary_of<T: Float>(exec: &Exec, k: &kernel::Binary<'_>) {
     let kernel::Binary { f, a, b, out } = *k;
-    for_float!("binary", a.dtype(), T => {
-        macro_rules! go {
-            (|$a:ident, $b:ident| $y:expr) => { map2::<T>(exec, CHEAP, a, b, out, #[inline(always)] |$a: T, $b: T| $y) };
-        }
-        match f {
-            BinaryFn::Add => go!(|a, b| a + b),
-            BinaryFn::Sub => go!(|a, b| a - b),
-            BinaryFn::Mul => go!(|a, b| a * b),
-            BinaryFn::Div => go!(|a, b| a / b),
-            BinaryFn::Maximum => go!(|a, b| a.larger(b)),
-            BinaryFn::Minimum => go!(|a, b| a.smaller(b)),
-            BinaryFn::Pow => map2::<T>(exec, TRANSCENDENTAL, a, b, out, #[inline(always)] |a: T, b: T| a.power(b)),
-        }
-    })
+    macro_rules! go {
+        (|$a:ident, $b:ident| $y:expr) => {
+            map2::<T>(
+                exec,
+                CHEAP,
+                a,
+                b,
+                out,
+                #[inline(always)]
+                |$a: T, $b: T| $y,
+            )
+        };
+    }
+    match f {
+        BinaryFn::Add => go!(|a, b| a + b),
+        BinaryFn::Sub => go!(|a, b| a - b),
+        BinaryFn::Mul => go!(|a, b| a * b),
+        BinaryFn::Div => go!(|a, b| a / b),
+        BinaryFn::Maximum => go!(|a, b| a.larger(b)),
+        BinaryFn::Minimum => go!(|a, b| a.smaller(b)),
+        BinaryFn::Pow => map2::<T>(
+            exec,
+            TRANSCENDENTAL,
+            a,
+            b,
+            out,
+            #[inline(always)]
+            |a: T, b: T| a.power(b),
+        ),
+    }
 }
 
 /// out = f(a, b, c).
 pub(crate) fn ternary(exec: &Exec, k: &kernel::Ternary<'_>) -> Result<()> {
+    for_float!("ternary", k.out.dtype(), T => ternary_of::<T>(exec, k))
+}
+
+fn ternary_of<T: Float>(exec: &Exec, k: &kernel::Ternary<'_>) {
     let (f, operands, out) = (k.f, [k.a, k.b, k.c], k.out);
-    for_float!("ternary", out.dtype(), T => {
-        macro_rules! go {
-            ($cost:expr, |$a:ident, $b:ident, $c:ident| $y:expr) => {
-                map3::<T>(exec, $cost, operands, out, #[inline(always)] |$a: T, $b: T, $c: T| $y)
-            };
+    macro_rules! go {
+        ($cost:expr, |$a:ident, $b:ident, $c:ident| $y:expr) => {
+            map3::<T>(
+                exec,
+                $cost,
+                operands,
+                out,
+                #[inline(always)]
+                |$a: T, $b: T, $c: T| $y,
+            )
+        };
+    }
+    match f {
+        TernaryFn::Lerp => go!(CHEAP, |a, b, c| {
+            let (half, rest) = (T::of(0.5), T::ONE - c);
+            let step = b * half - a * half;
+            let (forth, back) = (c * step, rest * step);
+            if c.magnitude() < half { a + (forth + forth) } else { b - (back + back) }
+        }),
+        TernaryFn::Addcmul(value) => {
+            let value = T::of(value);
+            go!(CHEAP, |a, b, c| a + value * b * c)
         }
-        match f {
-            TernaryFn::Lerp => go!(CHEAP, |a, b, c| {
-                let (half, rest) = (T::of(0.5), T::ONE - c);
-                let step = b * half - a * half;
-                let (forth, back) = (c * step, rest * step);
-                if c.magnitude() < half { a + (forth + forth) } else { b - (back + back) }
-            }),
-            TernaryFn::Addcmul(value) => { let value = T::of(value); go!(CHEAP, |a, b, c| a + value * b * c) }
-            TernaryFn::Addcdiv(value) => { let value = T::of(value); go!(CHEAP, |a, b, c| a + value * b / c) }
-            TernaryFn::PowGradBase => go!(TRANSCENDENTAL, |a, b, g| {
-                if b == T::ZERO { T::ZERO } else { g * b * a.power(b - T::ONE) }
-            }),
-            TernaryFn::PowGradExponent => go!(TRANSCENDENTAL, |a, b, g| {
-                if a == T::ZERO && b >= T::ZERO { T::ZERO } else { g * (a.power(b) * Float::ln(a)) }
-            }),
-            TernaryFn::DivGradDivisor => go!(CHEAP, |a, b, g| -(g * (a / b)) / b),
+        TernaryFn::Addcdiv(value) => {
+            let value = T::of(value);
+            go!(CHEAP, |a, b, c| a + value * b / c)
         }
-    })
+        TernaryFn::PowGradBase => {
+            go!(TRANSCENDENTAL, |a, b, g| { if b == T::ZERO { T::ZERO } else { g * b * a.power(b - T::ONE) } })
+        }
+        TernaryFn::PowGradExponent => go!(TRANSCENDENTAL, |a, b, g| {
+            if a == T::ZERO && b >= T::ZERO { T::ZERO } else { g * (a.power(b) * Float::ln(a)) }
+        }),
+        TernaryFn::DivGradDivisor => go!(CHEAP, |a, b, g| -(g * (a / b)) / b),
+    }
 }
 
 /// out = g where the gradient of min(max(x, low), high) goes to `by`, else 0.
@@ -358,7 +427,6 @@ fn extremum_grad_of<T: Float>(exec: &Exec, k: &kernel::ExtremumGrad<'_>) -> Resu
             }
         },
     );
-
     Ok(())
 }
 

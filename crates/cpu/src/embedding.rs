@@ -43,7 +43,6 @@ fn embedding_of<T: Float>(exec: &Exec, k: &kernel::Embedding<'_>) -> Result<()> 
             outs.row(r).copy_from(tables.row(ids.get(r) as usize));
         },
     );
-
     Ok(())
 }
 

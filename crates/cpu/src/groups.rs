@@ -275,7 +275,6 @@ fn reduce_of<T: Float>(exec: &Exec, k: &kernel::Reduce<'_>) -> Result<()> {
         }
         ReduceFn::Sum | ReduceFn::Max | ReduceFn::Min | ReduceFn::Prod => return Err(unsupported("reduce", x.dtype())),
     }
-
     Ok(())
 }
 
@@ -411,7 +410,6 @@ fn reduce_grad_of<T: Float>(exec: &Exec, k: &kernel::ReduceGrad<'_>) -> Result<(
             })
         }),
     }
-
     Ok(())
 }
 

@@ -217,7 +217,6 @@ fn scatter_add_of<T: Float>(exec: &Exec, k: &kernel::ScatterAdd<'_>) -> Result<(
         scatter.keys = keys.as_slice();
     }
     scatter.add(exec);
-
     Ok(())
 }
 

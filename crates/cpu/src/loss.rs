@@ -304,7 +304,6 @@ fn cross_entropy_of<T: Float>(exec: &Exec, k: &kernel::CrossEntropy<'_>) -> Resu
     if reduction != LossReduction::None {
         out.set(0, T::of(sums.iter().sum::<f64>() / terms.count));
     }
-
     Ok(())
 }
 
@@ -342,7 +341,6 @@ fn cross_entropy_grad_of<T: Float>(exec: &Exec, k: &kernel::CrossEntropyGrad<'_>
             }
         },
     );
-
     Ok(())
 }
 
@@ -371,7 +369,6 @@ fn nll_loss_grad_of<T: Float>(exec: &Exec, k: &kernel::NllLossGrad<'_>) -> Resul
             }
         },
     );
-
     Ok(())
 }
 
@@ -405,7 +402,6 @@ fn target_grad_of<T: Float>(exec: &Exec, k: &kernel::CrossEntropyTargetGrad<'_>)
             }
         },
     );
-
     Ok(())
 }
 
@@ -460,6 +456,5 @@ fn weight_grad_of<T: Float>(k: &kernel::CrossEntropyWeightGrad<'_>) -> Result<()
             outs.set(c, T::of(if rows > 0.0 { sum - mean * rows } else { sum }));
         }
     }
-
     Ok(())
 }

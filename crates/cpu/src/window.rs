@@ -214,7 +214,6 @@ fn max_pool_of<T: Float>(exec: &Exec, k: &kernel::MaxPool<'_>) -> Result<()> {
             }
         },
     );
-
     Ok(())
 }
 
@@ -276,7 +275,6 @@ fn max_pool_grad_of<T: Float>(exec: &Exec, k: &kernel::MaxPoolGrad<'_>) -> Resul
             }
         },
     );
-
     Ok(())
 }
 

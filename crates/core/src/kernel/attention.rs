@@ -75,8 +75,8 @@ impl AttentionInputs<'_> {
             k[..3] == v[..3] && q[0] == k[0] && q[3] == k[3] && (k[2] > 0 && q[2].is_multiple_of(k[2]) || q[2] == 0);
         check.must(right, || {
             format!(
-                "q {q:?}, k {k:?} and v {v:?} must be [batch, time, heads, size] with one batch, one time and one number \
-                 of heads of k and v, which goes into that of q, and one size of q and k"
+                "q {q:?}, k {k:?} and v {v:?} must be [batch, time, heads, size] with one batch, one time and one \
+                 number of heads of k and v, which goes into that of q, and one size of q and k"
             )
         })?;
         check
@@ -99,17 +99,17 @@ impl AttentionInputs<'_> {
     }
 }
 
-/// Tiled attention (Dao 2023): out = dropout(softmax(scale q k^T + mask)) v without holding the weights. A hidden pair of a
-/// query and a key counts for nothing, even where one of their rows isn't finite (CUDA: only beyond sequences and tensors,
-/// see docs/cuda.md).
+/// Tiled attention (Dao 2023): out = dropout(softmax(scale q k^T + mask)) v without holding the weights. A hidden pair
+/// of a query and a key counts for nothing, even where one of their rows isn't finite (CUDA: only beyond sequences and
+/// tensors, see docs/cuda.md).
 #[derive(Debug, Clone, Copy)]
 pub struct Attention<'a> {
     /// What is read.
     pub inputs: AttentionInputs<'a>,
     /// Written: `[batch, Tq, heads, size of values]`; may be a view with distinct elements.
     pub out: &'a Tensor,
-    /// Written: `[batch, heads, Tq, 2]`, of each row's scores m, the largest, and ln of the sum of exp(score - m). A row that
-    /// sees nothing: out 0, stats (-inf, 0).
+    /// Written: `[batch, heads, Tq, 2]`, of each row's scores m, the largest, and ln of the sum of exp(score - m). A
+    /// row that sees nothing: out 0, stats (-inf, 0).
     pub stats: &'a Tensor,
 }
 
@@ -240,7 +240,8 @@ impl<'a> Primitive<'a> for AttentionGradQ<'a> {
 pub struct AttentionGradMask<'a> {
     /// What is read.
     pub inputs: AttentionGradInputs<'a>,
-    /// Written: `[batch or 1, heads or 1, Tq or 1, Tk]`, summed where it has size 1; may be a view with distinct elements.
+    /// Written: `[batch or 1, heads or 1, Tq or 1, Tk]`, summed where it has size 1; may be a view with distinct
+    /// elements.
     pub dmask: &'a Tensor,
 }
 

@@ -1,5 +1,6 @@
-//! What core checks of every kernel before a backend runs it. Kernels are called by safe code, an op defined outside this
-//! crate among it, and backends work on raw memory: nothing that could make them leave an operand gets past this file.
+//! What core checks of every kernel before a backend runs it. Kernels are called by safe code, an op defined outside
+//! this crate among it, and backends work on raw memory: nothing that could make them leave an operand gets past this
+//! file. What a kernel's operands must be stands with its struct.
 
 use super::Kernel;
 use crate::device::{Device, Lock, same_device};
@@ -94,15 +95,15 @@ pub(super) trait Primitive<'a> {
     /// [`Elements::AsOut`] means.
     fn operands(&self) -> Operands<'a>;
 
-    /// Fails unless shapes and attributes are such that a backend stays inside the operands. Without it all operands have
-    /// one shape.
+    /// Fails unless shapes and attributes are such that a backend stays inside the operands. Without it all operands
+    /// have one shape.
     fn check(&self, check: &Check<'_>) -> Result<()> {
         check.alike()
     }
 }
 
-/// The operands, each as `name: access elements` behind the struct that has them as fields; those that are absent are left
-/// out.
+/// The operands, each as `name: access elements` behind the struct that has them as fields; those that are absent are
+/// left out.
 macro_rules! operands {
     ($($of:expr => $($name:ident: $access:ident $elements:expr),*);*) => {{
         #[allow(unused_imports)]

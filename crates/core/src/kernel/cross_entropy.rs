@@ -14,11 +14,11 @@ pub enum LossReduction {
     Mean,
 }
 
-/// Cross-entropy of class scores: with q the target distribution of a row, (1 - smoothing) p + smoothing / classes where
-/// p is the given distribution or all on the target class, and class weights w (1 if absent), the loss of a row is
-/// sum over c of w_c q_c (-ln p_c), p the softmax: a class without a share counts 0, were its score -inf. A row of only
-/// -inf has the loss inf and gradients 0. Rows whose target is `ignore` have loss 0. The mean divides by the sum of the
-/// targets' weights over rows that count; with distributions as targets by the number of rows.
+/// Cross-entropy of class scores: with q the target distribution of a row, (1 - smoothing) p + smoothing / classes
+/// where p is the given distribution or all on the target class, and class weights w (1 if absent), the loss of a row
+/// is sum over c of w_c q_c (-ln p_c), p the softmax: a class without a share counts 0, were its score -inf. A row of
+/// only -inf has the loss inf and gradients 0. Rows whose target is `ignore` have loss 0. The mean divides by the sum
+/// of the targets' weights over rows that count; with distributions as targets by the number of rows.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct CrossEntropySpec {
     /// The class index of rows that don't count.
@@ -41,8 +41,8 @@ impl Default for CrossEntropySpec {
 pub struct ClassScores<'a> {
     /// `[.., classes]`: logits, or log-probabilities where a kernel goes without statistics.
     pub logits: &'a Tensor,
-    /// Class indices `[..]` (i64 or i32) or distributions `[.., classes]`. A class that is neither there nor ignored is an
-    /// InvalidValue error.
+    /// Class indices `[..]` (i64 or i32) or distributions `[.., classes]`. A class that is neither there nor ignored is
+    /// an InvalidValue error.
     pub target: &'a Tensor,
     /// `[classes]`; 1 if absent.
     pub weight: Option<&'a Tensor>,
@@ -90,8 +90,8 @@ impl<'a> Primitive<'a> for CrossEntropy<'a> {
     }
 }
 
-/// Gradient by the logits: out = g (softmax sum(w q) - w q) / count with softmax = exp((logits - m) - log), 0 in ignored
-/// rows (all rows 0 if every one is ignored) and in those of only -inf.
+/// Gradient by the logits: out = g (softmax sum(w q) - w q) / count with softmax = exp((logits - m) - log), 0 in
+/// ignored rows (all rows 0 if every one is ignored) and in those of only -inf.
 #[derive(Debug, Clone, Copy)]
 pub struct CrossEntropyGrad<'a> {
     /// What was compared. The logits may be `out`.

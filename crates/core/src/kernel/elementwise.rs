@@ -29,8 +29,8 @@ impl<'a> Primitive<'a> for Unary<'a> {
 pub struct UnaryGrad<'a> {
     /// The function.
     pub f: UnaryFn,
-    /// y = f(x) where [`UnaryFn::grad_reads_output`], else x. An affine function ([`UnaryFn::is_affine`]) doesn't read it.
-    /// May be `out`.
+    /// y = f(x) where [`UnaryFn::grad_reads_output`], else x. An affine function ([`UnaryFn::is_affine`]) doesn't read
+    /// it. May be `out`.
     pub saved: &'a Tensor,
     /// Gradient by y. May be `out`.
     pub g: &'a Tensor,

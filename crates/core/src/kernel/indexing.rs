@@ -31,8 +31,8 @@ impl<'a> Primitive<'a> for Flip<'a> {
     }
 }
 
-/// `out[i] = x[indices[0][i], indices[1][i], .., i]`. Any dtype. An index outside its dimension is an InvalidValue error.
-/// Indices that repeat (stride 0) along a dimension are read once.
+/// `out[i] = x[indices[0][i], indices[1][i], .., i]`. Any dtype. An index outside its dimension is an InvalidValue
+/// error. Indices that repeat (stride 0) along a dimension are read once.
 #[derive(Debug, Clone, Copy)]
 pub struct Gather<'a> {
     /// One leading dimension for each index tensor, then out's dimensions.
@@ -59,8 +59,9 @@ impl<'a> Primitive<'a> for Gather<'a> {
     }
 }
 
-/// `out[indices[0][i], indices[1][i], .., i] += alpha source[i]`: [`Gather`]'s counterpart. What meets in one place is summed
-/// in the row-major order of i, 16 at a time in the arithmetic's dtype and these sums in f64, then added and rounded once.
+/// `out[indices[0][i], indices[1][i], .., i] += alpha source[i]`: [`Gather`]'s counterpart. What meets in one place is
+/// summed in the row-major order of i, 16 at a time in the arithmetic's dtype and these sums in f64, then added and
+/// rounded once.
 #[derive(Debug, Clone, Copy)]
 pub struct ScatterAdd<'a> {
     /// What is added.

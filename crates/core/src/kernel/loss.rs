@@ -3,14 +3,16 @@
 use super::check::{Check, Operands, Primitive, operands};
 use crate::{Result, Tensor};
 
-/// Elementwise losses of a prediction x and a target t, with d = x - t; each derivative by t is -(that by x) unless said.
+/// Elementwise losses of a prediction x and a target t, with d = x - t; each derivative by t is -(that by x) unless
+/// said.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub enum LossFn {
     /// d^2; by x: 2d.
     Squared,
     /// |d|; by x: sign(d), 0 at 0.
     Absolute,
-    /// d^2 / (2 beta) where |d| < beta, else |d| - beta/2, for beta > 0; by x: d / beta limited to +-1. (Girshick 2015.)
+    /// d^2 / (2 beta) where |d| < beta, else |d| - beta/2, for beta > 0; by x: d / beta limited to +-1. (Girshick
+    /// 2015.)
     SmoothL1(f64),
     /// d^2 / 2 where |d| <= delta, else delta (|d| - delta/2); by x: d limited to +-delta. (Huber 1964.)
     Huber(f64),

@@ -3,8 +3,8 @@
 use super::check::{Check, Operands, Primitive, operands};
 use crate::{Result, Tensor};
 
-/// out (+)= alpha a b: `[.., m, k] x [.., k, n] -> [.., m, n]`, batch dimensions equal (stride 0 repeats). With k = 0 the
-/// product is 0.
+/// out (+)= alpha a b: `[.., m, k] x [.., k, n] -> [.., m, n]`, batch dimensions equal (stride 0 repeats). With k = 0
+/// the product is 0.
 #[derive(Debug, Clone, Copy)]
 pub struct Matmul<'a> {
     /// `[.., m, k]`.

@@ -4,8 +4,8 @@ use super::check::{Check, Operands, Primitive, operands};
 use crate::{Result, Tensor};
 
 /// Layer norm over the last dimension (n elements): mean, rstd = 1/sqrt(var + eps) (one each a row, biased variance),
-/// out = (x - mean) rstd weight + bias. Without `mean` nothing is centred: RMS norm, rstd = 1/sqrt(mean of squares + eps);
-/// so too in the gradients.
+/// out = (x - mean) rstd weight + bias. Without `mean` nothing is centred: RMS norm, rstd = 1/sqrt(mean of squares +
+/// eps); so too in the gradients.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerNorm<'a> {
     /// `[.., n]`.
@@ -42,8 +42,8 @@ impl<'a> Primitive<'a> for LayerNorm<'a> {
     }
 }
 
-/// Gradient by x. With xhat = (x - mean) rstd and e = g weight: out = rstd (e - mean(e) - xhat mean(e xhat)), without the
-/// term mean(e) where nothing was centred.
+/// Gradient by x. With xhat = (x - mean) rstd and e = g weight: out = rstd (e - mean(e) - xhat mean(e xhat)), without
+/// the term mean(e) where nothing was centred.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerNormGrad<'a> {
     /// What was normalised.

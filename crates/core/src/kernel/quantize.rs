@@ -1,4 +1,5 @@
-//! Symmetric absmax int8 by groups of consecutive elements of the last dimension (the last group of a row may be short).
+//! Symmetric absmax int8 by groups of consecutive elements of the last dimension (the last group of a row may be
+//! short).
 
 use super::RandomStream;
 use super::check::{Check, Operands, Primitive, operands};

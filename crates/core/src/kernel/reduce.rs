@@ -15,8 +15,8 @@ pub enum ReduceFn {
     Min,
     /// The product; 1 of nothing. Derivative: the product of the others (no division: exact with zeros).
     Prod,
-    /// ln sum e^x, without overflow; -inf of nothing. Derivative: the softmax e^(x_i - m) / sum e^(x - m) with m the largest;
-    /// 0 in a group of only -inf.
+    /// ln sum e^x, without overflow; -inf of nothing. Derivative: the softmax e^(x_i - m) / sum e^(x - m) with m the
+    /// largest; 0 in a group of only -inf.
     LogSumExp,
     /// sum (x - mean)^2 / max(n - correction, 0). Derivative 2 (x_i - mean) / (n - correction); with n <= correction
     /// NaN where x_i is the mean, else infinite.

@@ -40,8 +40,8 @@ impl<'a> Primitive<'a> for Scan<'a> {
     }
 }
 
-/// Gradient of [`ScanFn::Prod`]: out_i = sum over k >= i of g_k times the product of all x up to k but x_i (no division:
-/// exact with zeros).
+/// Gradient of [`ScanFn::Prod`]: out_i = sum over k >= i of g_k times the product of all x up to k but x_i (no
+/// division: exact with zeros).
 #[derive(Debug, Clone, Copy)]
 pub struct CumprodGrad<'a> {
     /// What was folded.

@@ -16,8 +16,8 @@ pub struct Gathered {
 }
 
 impl Gathered {
-    /// x as [`kernel::Gather`] wants it, the dimensions that are indexed first and then the output's, and the indices in
-    /// the output's shape.
+    /// x as [`kernel::Gather`] wants it, the dimensions that are indexed first and then the output's, and the indices
+    /// in the output's shape.
     pub(super) fn operands(&self, x: &Tensor, indices: &[Tensor]) -> Result<(Tensor, SmallVec<[Tensor; 4]>)> {
         let kept: Shape = (0..x.rank()).filter(|d| !self.dims.contains(d)).collect();
         let (before, behind) = kept.split_at(self.at);
