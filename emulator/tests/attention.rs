@@ -4,9 +4,9 @@
 //! Tensors lie in storage full of NaN, in several layouts; outputs are NaN before, and what lies around them has to stay.
 
 use half::{bf16, f16};
-use retape_core::kernel::{AttentionSpec, RandomStream, Sequences};
+use retape_core::kernel::{self, AttentionSpec, RandomStream, Sequences};
 use retape_core::ops::{Op, OpRule, attention::Attention};
-use retape_core::{DType, Device, Kernel, Tape, Tensor};
+use retape_core::{DType, Device, Tape, Tensor};
 use retape_tests::choices::Choices;
 use retape_tests::programs::Dice;
 use retape_tests::{floats, numbers, sample_tensor, writable};
@@ -287,21 +287,22 @@ impl Case {
         // Only masks that are added have a gradient.
         let dmask = self.mask_shape().filter(|_| self.mask.adds()).map(output);
         {
-            let run = |kernel: Kernel<'_>| device.run(&kernel).unwrap();
             let [q, k, v, g] = [&q.view, &k.view, &v.view, &g.view];
             let [out, stats, delta] = [&out.view, &stats.view, &delta.view];
             let [dq, dk, dv] = [&dq.view, &dk.view, &dv.view];
             let mask = repeated.as_ref();
-            run(Kernel::Attention { q, k, v, mask, sequences, spec, out, stats });
-            run(Kernel::AttentionDelta { o: out, g, delta });
+            let forward = kernel::AttentionInputs { q, k, v, mask, sequences, spec };
+            device.run(kernel::Attention { inputs: forward, out, stats }).unwrap();
+            let inputs = kernel::AttentionGradInputs { forward, g, stats, delta };
+            device.run(kernel::AttentionDelta { o: out, g, delta }).unwrap();
             if !subtract {
-                run(Kernel::Fill { value: 0.0, out: delta });
+                device.run(kernel::Fill { value: 0.0, out: delta }).unwrap();
             }
-            run(Kernel::AttentionGradKv { q, k, v, mask, sequences, g, stats, delta, spec, dk, dv });
-            run(Kernel::AttentionGradQ { q, k, v, mask, sequences, g, stats, delta, spec, dq });
+            device.run(kernel::AttentionGradKv { inputs, dk, dv }).unwrap();
+            device.run(kernel::AttentionGradQ { inputs, dq }).unwrap();
             if let Some(dmask) = &dmask {
                 let dmask = &dmask.view;
-                run(Kernel::AttentionGradMask { q, k, v, mask, sequences, g, stats, delta, spec, dmask });
+                device.run(kernel::AttentionGradMask { inputs, dmask }).unwrap();
             }
         }
         let mut outputs = vec![("out", out), ("stats", stats), ("delta", delta), ("dq", dq), ("dk", dk), ("dv", dv)];
@@ -555,8 +556,8 @@ fn equal_scores_over_many_tiles() {
         let scale = 1.0 / (size as f64).sqrt();
         let spec = AttentionSpec { scale, causal: false, window: None, dropout: 0.0, stream };
         let (mask, sequences) = (None, None);
-        let kernel = Kernel::Attention { q: &q, k: &k, v: &v, mask, sequences, spec, out: &out, stats: &stats };
-        device.run(&kernel).unwrap();
+        let inputs = kernel::AttentionInputs { q: &q, k: &k, v: &v, mask, sequences, spec };
+        device.run(kernel::Attention { inputs, out: &out, stats: &stats }).unwrap();
         for b in out.to_bytes().unwrap().chunks(dtype.size()) {
             let x = decode(dtype, b);
             assert!((x - 0.5).abs() < 1e-3, "{dtype}: {x}");
@@ -587,11 +588,13 @@ fn rows_hidden_by_large_numbers() {
             let spec = AttentionSpec { scale: 0.25, causal: false, window: None, dropout: 0.0, stream };
             let (q, k, v, g, out, stats, delta) = (&q, &k, &v, &g, &out, &stats, &delta);
             let (mask, sequences) = (Some(&mask), None);
-            let run = |kernel: Kernel<'_>| device.run(&kernel).unwrap();
-            run(Kernel::Attention { q, k, v, mask, sequences, spec, out, stats });
-            run(Kernel::AttentionDelta { o: out, g, delta });
-            run(Kernel::AttentionGradKv { q, k, v, mask, sequences, g, stats, delta, spec, dk: &dk, dv: &dv });
-            run(Kernel::AttentionGradQ { q, k, v, mask, sequences, g, stats, delta, spec, dq: &dq });
+
+            let forward = kernel::AttentionInputs { q, k, v, mask, sequences, spec };
+            device.run(kernel::Attention { inputs: forward, out, stats }).unwrap();
+            let inputs = kernel::AttentionGradInputs { forward, g, stats, delta };
+            device.run(kernel::AttentionDelta { o: out, g, delta }).unwrap();
+            device.run(kernel::AttentionGradKv { inputs, dk: &dk, dv: &dv }).unwrap();
+            device.run(kernel::AttentionGradQ { inputs, dq: &dq }).unwrap();
             for (name, tensor) in [("out", out), ("dq", &dq), ("dk", &dk), ("dv", &dv)] {
                 let bytes = tensor.to_bytes().unwrap();
                 // No weight is above 1, and no number is above 2.

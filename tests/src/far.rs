@@ -3,7 +3,7 @@
 
 use crate::floats;
 use half::{bf16, f16};
-use retape_core::kernel::{BinaryFn, LossFn, TernaryFn, UnaryFn};
+use retape_core::kernel::{self, BinaryFn, LossFn, TernaryFn, UnaryFn};
 use retape_core::{DType, Device, Kernel, MemoryKind, Tensor};
 
 const DTYPES: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
@@ -100,7 +100,7 @@ fn run<const N: usize>(
 ) -> (Vec<f64>, [Vec<f64>; N]) {
     let tensors = operands.map(|values| floats(device, &[values.len()], values, dtype));
     let out = Tensor::uninit(device, tensors[0].shape(), dtype, MemoryKind::Input).unwrap();
-    device.run(&kernel(&tensors, &out)).unwrap();
+    device.run(kernel(&tensors, &out)).unwrap();
     (out.to_f64_vec().unwrap(), tensors.map(|t| t.to_f64_vec().unwrap()))
 }
 
@@ -334,7 +334,7 @@ pub fn unary_functions(device: &Device) -> Vec<String> {
         };
         // Slopes below f32's least are 0.
         let flushed = if dtype == DType::F64 { 0.0 } else { 2e-38 };
-        let (y, [x]) = run(device, dtype, [&numbers()], |[x], out| Kernel::Unary { f, x, out });
+        let (y, [x]) = run(device, dtype, [&numbers()], |[x], out| kernel::Unary { f, x, out }.into());
         for (&x, &y) in x.iter().zip(&y) {
             check(&mut faults, &|| format!("{f:?} of {x:e}"), dtype, y, value(f, x), tail);
         }
@@ -342,7 +342,7 @@ pub fn unary_functions(device: &Device) -> Vec<String> {
         for g in cotangents(dtype) {
             let gs = vec![g; saved.len()];
             let (d, [saved, gs]) =
-                run(device, dtype, [&saved, &gs], |[saved, g], out| Kernel::UnaryGrad { f, saved, g, out });
+                run(device, dtype, [&saved, &gs], |[saved, g], out| kernel::UnaryGrad { f, saved, g, out }.into());
             for ((&s, &g), &d) in saved.iter().zip(&gs).zip(&d) {
                 let slope = slope(f, s);
                 // A power that f32 doesn't hold is infinite or 0, whatever it is multiplied by.
@@ -384,7 +384,7 @@ pub fn functions_of_more(device: &Device) -> Vec<String> {
             BinaryFn::Minimum,
             BinaryFn::Pow,
         ] {
-            let (y, [a, b]) = run(device, dtype, [&a, &b], |[a, b], out| Kernel::Binary { f, a, b, out });
+            let (y, [a, b]) = run(device, dtype, [&a, &b], |[a, b], out| kernel::Binary { f, a, b, out }.into());
             for ((&a, &b), &y) in a.iter().zip(&b).zip(&y) {
                 let want = match f {
                     BinaryFn::Add => a + b,
@@ -401,7 +401,8 @@ pub fn functions_of_more(device: &Device) -> Vec<String> {
         }
         let g = vec![-2.5; a.len()];
         let f = TernaryFn::DivGradDivisor;
-        let (d, [a, b, g]) = run(device, dtype, [&a, &b, &g], |[a, b, c], out| Kernel::Ternary { f, a, b, c, out });
+        let (d, [a, b, g]) =
+            run(device, dtype, [&a, &b, &g], |[a, b, c], out| kernel::Ternary { f, a, b, c, out }.into());
         for (((&a, &b), &g), &d) in a.iter().zip(&b).zip(&g).zip(&d) {
             let quotient = a / b;
             // A quotient that f32 doesn't hold is infinite or 0.
@@ -411,8 +412,9 @@ pub fn functions_of_more(device: &Device) -> Vec<String> {
         }
         for weight in [0.0, 0.25, 0.5, 0.75, 1.0] {
             let c = vec![weight; a.len()];
-            let (y, [a, b, c]) =
-                run(device, dtype, [&a, &b, &c], |[a, b, c], out| Kernel::Ternary { f: TernaryFn::Lerp, a, b, c, out });
+            let (y, [a, b, c]) = run(device, dtype, [&a, &b, &c], |[a, b, c], out| {
+                kernel::Ternary { f: TernaryFn::Lerp, a, b, c, out }.into()
+            });
             for (((&a, &b), &c), &y) in a.iter().zip(&b).zip(&c).zip(&y) {
                 if a.is_finite() && b.is_finite() {
                     let want = (1.0 - c) * a + c * b;
@@ -463,7 +465,8 @@ pub fn losses(device: &Device) -> Vec<String> {
     ];
     for (dtype, f) in DTYPES.iter().flat_map(|&dtype| losses.map(|f| (dtype, f))) {
         let weight = None;
-        let (y, [xs, ts]) = run(device, dtype, [&x, &t], |[x, target], out| Kernel::Loss { f, x, target, weight, out });
+        let (y, [xs, ts]) =
+            run(device, dtype, [&x, &t], |[x, target], out| kernel::Loss { f, x, target, weight, out }.into());
         // A difference that f32 doesn't hold is infinite.
         let held = |x: f64, t: f64| dtype == DType::F64 || !(x - t).is_finite() || (x - t).abs() <= F32_MOST;
         for ((&x, &t), &y) in xs.iter().zip(&ts).zip(&y).filter(|((x, t), _)| held(**x, **t)) {
@@ -471,14 +474,8 @@ pub fn losses(device: &Device) -> Vec<String> {
         }
         for (by, g) in [(0, 1.0), (1, 1.0), (0, -1e-4), (1, 6e4)] {
             let gs = vec![g; x.len()];
-            let (d, [_, _, gs]) = run(device, dtype, [&x, &t, &gs], |[x, target, g], out| Kernel::LossGrad {
-                f,
-                by,
-                x,
-                target,
-                weight,
-                g,
-                out,
+            let (d, [_, _, gs]) = run(device, dtype, [&x, &t, &gs], |[x, target, g], out| {
+                kernel::LossGrad { f, by, x, target, weight, g, out }.into()
             });
             for (((&x, &t), &g), &d) in xs.iter().zip(&ts).zip(&gs).zip(&d) {
                 if held(x, t) {

@@ -1,8 +1,8 @@
 //! Int8 groups of every magnitude.
 
 use crate::{floats, numbers};
-use retape_core::kernel::RandomStream;
-use retape_core::{DType, Device, Kernel, MemoryKind, Tensor};
+use retape_core::kernel::{self, RandomStream};
+use retape_core::{DType, Device, MemoryKind, Tensor};
 
 /// Bits of the mantissa behind the leading 1, and the exponents of the least normal and of the largest number.
 fn format(dtype: DType) -> (i32, i32, i32) {
@@ -59,9 +59,9 @@ pub fn every_group_comes_back(device: &Device) {
                 let uninit = |shape: &[usize], dtype| Tensor::uninit(device, shape, dtype, MemoryKind::Input).unwrap();
                 let (q, out) = (uninit(x.shape(), DType::U8), uninit(x.shape(), dtype));
                 let scales = uninit(&[count, groups], dtype.computed_in());
-                let run = |kernel| device.run(&kernel).unwrap();
-                run(Kernel::Quantize { x: &x, group, rounding, q: &q, scales: &scales });
-                run(Kernel::Dequantize { q: &q, scales: &scales, group, out: &out });
+
+                device.run(kernel::Quantize { x: &x, group, rounding, q: &q, scales: &scales }).unwrap();
+                device.run(kernel::Dequantize { q: &q, scales: &scales, group, out: &out }).unwrap();
                 let (x, out) = (x.to_f64_vec().unwrap(), out.to_f64_vec().unwrap());
                 let steps = if rounding.is_some() { 1.0 } else { 0.5 };
                 for (x, out) in x.chunks(width).zip(out.chunks(width)) {

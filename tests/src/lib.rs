@@ -21,11 +21,10 @@ pub mod variations;
 pub mod wrapped;
 
 use half::{bf16, f16};
-use retape_core::kernel::RandomStream;
+use retape_core::kernel::{self, RandomStream};
 use retape_core::ops::{Op, Sample, SampleInput, SampleMemory, SampleValues};
 use retape_core::{
-    BackwardOptions, DType, Device, Element, Gradients, Kernel, Mark, MemoryKind, Result, Tape, TapeOptions, Tensor,
-    Var,
+    BackwardOptions, DType, Device, Element, Gradients, Mark, MemoryKind, Result, Tape, TapeOptions, Tensor, Var,
 };
 
 /// Numbers in [low, high), a pure function of the seed.
@@ -146,7 +145,7 @@ pub struct SampleMarks {
 /// A contiguous copy that kernels may write, whoever holds it: it is still being made.
 pub fn writable(tensor: &Tensor) -> Tensor {
     let out = Tensor::uninit(tensor.device(), tensor.shape(), tensor.dtype(), MemoryKind::Input).unwrap();
-    tensor.device().run(&Kernel::Copy { x: tensor, out: &out }).unwrap();
+    tensor.device().run(kernel::Copy { x: tensor, out: &out }).unwrap();
     out
 }
 

@@ -1,7 +1,7 @@
 //! Random programs with random marks, handles and scopes: the engine against itself.
 
 use crate::{gradient_bytes, random};
-use retape_core::kernel::{Kernel, RandomStream, UnaryFn};
+use retape_core::kernel::{self, RandomStream, UnaryFn};
 use retape_core::ops::*;
 use retape_core::{
     BackwardOptions, DType, Decision, Device, Error, Int8Spec, Mark, Origin, Policy, Result, RuleInfo, Site, Stats,
@@ -22,8 +22,8 @@ impl OpRule for SinCos {
         Ok([output.clone(), output].into_iter().collect())
     }
     fn forward(&self, exec: &Exec<'_>, x: &[Tensor], out: &[Tensor]) -> Result<()> {
-        exec.run(Kernel::Unary { f: UnaryFn::Sin, x: &x[0], out: &out[0] })?;
-        exec.run(Kernel::Unary { f: UnaryFn::Cos, x: &x[0], out: &out[1] })
+        exec.run(kernel::Unary { f: UnaryFn::Sin, x: &x[0], out: &out[0] })?;
+        exec.run(kernel::Unary { f: UnaryFn::Cos, x: &x[0], out: &out[1] })
     }
     fn saves(&self, _: &[bool]) -> Saves {
         saves([Slot::Out(0), Slot::Out(1)])
@@ -35,12 +35,12 @@ impl OpRule for SinCos {
         let (gs, gc) = (cx.grad(0), cx.grad(1));
         let (s, c) = (cx.saved(Slot::Out(0))?, cx.saved(Slot::Out(1))?);
         let sum = exec.empty_like(cx.input(0))?;
-        exec.run(Kernel::Fill { value: 0.0, out: &sum })?;
+        exec.run(kernel::Fill { value: 0.0, out: &sum })?;
         for (f, g, factor) in [(BinaryFn::Add, gs, &c), (BinaryFn::Sub, gc, &s)] {
             if let Some(g) = g {
                 let term = exec.empty_like(cx.input(0))?;
-                exec.run(Kernel::Binary { f: BinaryFn::Mul, a: &g, b: factor, out: &term })?;
-                exec.run(Kernel::Binary { f, a: &sum, b: &term, out: &sum })?;
+                exec.run(kernel::Binary { f: BinaryFn::Mul, a: &g, b: factor, out: &term })?;
+                exec.run(kernel::Binary { f, a: &sum, b: &term, out: &sum })?;
             }
         }
         cx.set(0, sum);

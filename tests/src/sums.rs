@@ -1,8 +1,8 @@
 //! Sums of very many equal addends, against their closed form: an error that grows with their number shows here.
 
-use retape_core::kernel::{CrossEntropySpec, LossReduction, PoolDivisor};
+use retape_core::kernel::{self, CrossEntropySpec, LossReduction, PoolDivisor};
 use retape_core::ops::pool::Pool;
-use retape_core::{DType, Device, Kernel, Result, Tape, Tensor, Var};
+use retape_core::{DType, Device, Result, Tape, Tensor, Var};
 
 /// A sum: what it is, what came of it, and what is right.
 #[derive(Debug, Clone)]
@@ -105,7 +105,7 @@ impl Sums<'_> {
             self.last("cumprod", &row.cumprod(0)?, near.powf(count))?;
         }
         let squares = Tensor::full(self.device, &[], DType::F64, 0.0)?;
-        self.device.run(&Kernel::SquaredNorm { x: &self.full(&[n], v)?, out: &squares })?;
+        self.device.run(kernel::SquaredNorm { x: &self.full(&[n], v)?, out: &squares })?;
         self.is("squared norm", &squares, count * v * v)
     }
 

@@ -1,6 +1,6 @@
 //! A CPU backend with something wrong or watched, for tests of the checkers.
 
-use retape_core::{Backend, Buffer, Device, Error, Kernel, Launch, Result, Tensor};
+use retape_core::{Backend, Buffer, Device, Error, Kernel, Launch, Result, Tensor, kernel};
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -29,13 +29,15 @@ pub struct Watch {
 fn touched(kernel: &Kernel<'_>) -> u64 {
     let bytes = |tensors: &[&Tensor]| tensors.iter().map(|t| (t.len() * t.dtype().size()) as u64).sum::<u64>();
     match kernel {
-        Kernel::Fill { out, .. } => bytes(&[out]),
-        Kernel::Copy { x, out } | Kernel::Unary { x, out, .. } | Kernel::Reduce { x, out, .. } => bytes(&[x, out]),
-        Kernel::Binary { a, b, out, .. } => bytes(&[a, b, out]),
-        Kernel::Gather { indices, out, .. } => bytes(&[out]) + bytes(indices),
-        Kernel::ScatterAdd { source, indices, .. } => bytes(&[source, source]) + bytes(indices),
-        Kernel::Embedding { ids, out, .. } => bytes(&[ids, out, out]),
-        Kernel::EmbeddingGrad { ids, g, order, out } => bytes(&[ids, g, order, out]),
+        Kernel::Fill(k) => bytes(&[k.out]),
+        Kernel::Copy(k) => bytes(&[k.x, k.out]),
+        Kernel::Unary(k) => bytes(&[k.x, k.out]),
+        Kernel::Reduce(k) => bytes(&[k.x, k.out]),
+        Kernel::Binary(k) => bytes(&[k.a, k.b, k.out]),
+        Kernel::Gather(k) => bytes(&[k.out]) + bytes(k.indices),
+        Kernel::ScatterAdd(k) => bytes(&[k.source, k.source]) + bytes(k.indices),
+        Kernel::Embedding(k) => bytes(&[k.ids, k.out, k.out]),
+        Kernel::EmbeddingGrad(k) => bytes(&[k.ids, k.g, k.order, k.out]),
         _ => 0,
     }
 }
@@ -87,7 +89,7 @@ unsafe impl Backend for Wrapped {
         let unary = kernels.iter().filter(|k| **k == "unary").count();
         drop(kernels);
         self.cpu.run(launch)?;
-        if let Kernel::Unary { out, .. } = kernel
+        if let Kernel::Unary(kernel::Unary { out, .. }) = kernel
             && unary == self.watch.flip_unary.load(Ordering::Relaxed)
         {
             let byte = (out.storage().address() + 5 * out.dtype().size()) as *mut u8;

@@ -2,7 +2,7 @@
 
 use retape_core::ops::{Backward, Cost, Exec, Op, OpRule, Output, Outputs, Sample, Saves, Spec, saves};
 use retape_core::{
-    BackwardOptions, DType, Device, Kernel, Mark, MemoryKind, ParameterId, Result, Tape, Tensor, Var, meta,
+    BackwardOptions, DType, Device, Mark, MemoryKind, ParameterId, Result, Tape, Tensor, Var, kernel, meta,
 };
 use retape_tests::accumulation::{PARTS, Part, USES, Use, many_uses_are_rounded_once, parts_add_up, sum_of_parts};
 use retape_tests::{floats, gradient_bytes, wrapped};
@@ -178,7 +178,7 @@ impl OpRule for Sums {
         Ok([Output::new(inputs[0].shape.clone(), inputs[0].dtype)].into_iter().collect())
     }
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
-        exec.run(Kernel::Copy { x: &inputs[0], out: &outputs[0] })
+        exec.run(kernel::Copy { x: &inputs[0], out: &outputs[0] })
     }
     fn saves(&self, _: &[bool]) -> Saves {
         saves([])

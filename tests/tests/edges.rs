@@ -2,7 +2,7 @@
 //! that overlap, and numbers at the ends of their range.
 
 use retape_core::ops::{Op, Sample, Spec};
-use retape_core::{DType, Device, Error, Kernel, MemoryKind, Result, Tape, Tensor, check_gradients, kernel::BinaryFn};
+use retape_core::{DType, Device, Error, MemoryKind, Result, Tape, Tensor, check_gradients, kernel, kernel::BinaryFn};
 use retape_tests::variations::{Numbers, bits, filled, is_valid, numbers_of, with_leading};
 use retape_tests::{floats, numbers, sample_tensor};
 use std::collections::BTreeSet;
@@ -102,7 +102,7 @@ fn twins(sample: &Sample) -> Vec<(usize, usize)> {
 
 fn sum(a: &Tensor, b: &Tensor) -> Tensor {
     let out = Tensor::uninit(a.device(), a.shape(), a.dtype(), MemoryKind::Input).unwrap();
-    a.device().run(&Kernel::Binary { f: BinaryFn::Add, a, b, out: &out }).unwrap();
+    a.device().run(kernel::Binary { f: BinaryFn::Add, a, b, out: &out }).unwrap();
     out
 }
 

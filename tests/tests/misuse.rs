@@ -11,7 +11,7 @@ mod sizes;
 use retape_core::ops::*;
 use retape_core::{
     BackwardOptions, DType, Decision, Device, Error, Mark, MemoryKind, Origin, Policy, Result, RuleInfo, ScopeSite,
-    Site, Tape, TapeOptions, Tensor, Var, scope,
+    Site, Tape, TapeOptions, Tensor, Var, kernel, scope,
 };
 use retape_tests::random;
 use std::cell::{Cell, RefCell};
@@ -37,7 +37,7 @@ impl OpRule for Round {
         Ok([Output::new(inputs[0].shape.clone(), inputs[0].dtype)].into_iter().collect())
     }
     fn forward(&self, exec: &Exec<'_>, x: &[Tensor], out: &[Tensor]) -> Result<()> {
-        exec.run(retape_core::Kernel::Copy { x: &x[0], out: &out[0] })
+        exec.run(kernel::Copy { x: &x[0], out: &out[0] })
     }
     fn saves(&self, _: &[bool]) -> Saves {
         saves([])
@@ -320,7 +320,7 @@ impl OpRule for Nosy {
     }
     fn forward(&self, exec: &Exec<'_>, x: &[Tensor], out: &[Tensor]) -> Result<()> {
         assert!(self.x.tape().saved_bytes() < 1 << 20);
-        exec.run(retape_core::Kernel::Copy { x: &x[0], out: &out[0] })
+        exec.run(kernel::Copy { x: &x[0], out: &out[0] })
     }
     fn saves(&self, _: &[bool]) -> Saves {
         assert!(self.x.requires_grad() && self.x.tape().node_count() > 0);

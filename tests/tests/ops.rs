@@ -1,8 +1,8 @@
 //! Loops over the registry: a new op is tested by being listed, with its samples.
 
-use retape_core::kernel::{BinaryFn, UnaryFn};
+use retape_core::kernel::{self, BinaryFn, UnaryFn};
 use retape_core::ops::*;
-use retape_core::{DType, Device, Kernel, Result, Tape, Tensor, check_gradients, meta};
+use retape_core::{DType, Device, Result, Tape, Tensor, check_gradients, meta};
 use retape_tests::conformance::{FLOATS, label, marks, marks_don_t_show, outputs_are_rounded_once, strides_don_t_show};
 use retape_tests::wrapped::{self, Watch};
 use retape_tests::{SampleMarks, random, relative_error, run_sample, sample_tensor};
@@ -126,8 +126,8 @@ impl OpRule for FaultyProduct {
         Ok([Output::new(inputs[0].shape.clone(), inputs[0].dtype)].into_iter().collect())
     }
     fn forward(&self, exec: &Exec<'_>, x: &[Tensor], out: &[Tensor]) -> Result<()> {
-        exec.run(Kernel::Binary { f: BinaryFn::Mul, a: &x[0], b: &x[1], out: &out[0] })?;
-        exec.run(Kernel::Binary { f: BinaryFn::Add, a: &out[0], b: &x[0], out: &out[0] })
+        exec.run(kernel::Binary { f: BinaryFn::Mul, a: &x[0], b: &x[1], out: &out[0] })?;
+        exec.run(kernel::Binary { f: BinaryFn::Add, a: &out[0], b: &x[0], out: &out[0] })
     }
     fn saves(&self, _: &[bool]) -> Saves {
         saves([Slot::In(0), Slot::In(1)])
@@ -140,18 +140,18 @@ impl OpRule for FaultyProduct {
         }
         let exec = cx.exec(0);
         let (da, db) = (exec.empty(g.shape(), g.dtype())?, exec.empty(g.shape(), g.dtype())?);
-        exec.run(Kernel::Binary { f: BinaryFn::Mul, a: &g, b: &b, out: &da })?;
+        exec.run(kernel::Binary { f: BinaryFn::Mul, a: &g, b: &b, out: &da })?;
         if self.0 != Fault::MissingTerm {
-            exec.run(Kernel::Binary { f: BinaryFn::Add, a: &da, b: &g, out: &da })?;
+            exec.run(kernel::Binary { f: BinaryFn::Add, a: &da, b: &g, out: &da })?;
         }
-        exec.run(Kernel::Binary { f: BinaryFn::Mul, a: &g, b: &a, out: &db })?;
+        exec.run(kernel::Binary { f: BinaryFn::Mul, a: &g, b: &a, out: &db })?;
         let factor = match self.0 {
             Fault::Sign => -1.0,
             Fault::Factor => 1.01,
             Fault::CutGradient => 0.0,
             _ => 1.0,
         };
-        exec.run(Kernel::Unary { f: UnaryFn::Scale(factor), x: &db, out: &db })?;
+        exec.run(kernel::Unary { f: UnaryFn::Scale(factor), x: &db, out: &db })?;
         cx.set(0, da);
         cx.set(1, db);
         Ok(())
@@ -210,7 +210,7 @@ fn an_undeclared_read_is_an_error() {
             Ok([Output::new(inputs[0].shape.clone(), inputs[0].dtype)].into_iter().collect())
         }
         fn forward(&self, exec: &Exec<'_>, x: &[Tensor], out: &[Tensor]) -> Result<()> {
-            exec.run(Kernel::Copy { x: &x[0], out: &out[0] })
+            exec.run(kernel::Copy { x: &x[0], out: &out[0] })
         }
         fn saves(&self, _: &[bool]) -> Saves {
             saves([])

@@ -4,7 +4,7 @@
 #![cfg(target_os = "linux")]
 
 use retape_core::ops::Sample;
-use retape_core::{DType, Device, MemoryKind, Tensor};
+use retape_core::{DType, Device, MemoryKind, Tensor, kernel};
 use retape_tests::conformance::label;
 use retape_tests::grown;
 use std::process::Command;
@@ -48,7 +48,7 @@ fn op(sample: &Sample, small: &Sample) {
 
 fn touched(device: &Device, bytes: usize) -> Tensor {
     let tensor = Tensor::uninit(device, &[bytes], DType::U8, MemoryKind::Input).unwrap();
-    device.run(&retape_core::Kernel::Fill { value: 1.0, out: &tensor }).unwrap();
+    device.run(kernel::Fill { value: 1.0, out: &tensor }).unwrap();
     tensor
 }
 

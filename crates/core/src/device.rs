@@ -137,8 +137,8 @@ impl Device {
     ///
     /// [`Tensor::uninit`]: crate::Tensor::uninit
     /// [`Tensor::full`]: crate::Tensor::full
-    pub fn run(&self, kernel: &Kernel<'_>) -> Result<()> {
-        self.backend().run(&Launch::new(*kernel, self)?)
+    pub fn run<'a>(&self, kernel: impl Into<Kernel<'a>>) -> Result<()> {
+        self.backend().run(&Launch::new(kernel.into(), self)?)
     }
 
     /// Bytes of scratch that the kernels hold for themselves, see [`Backend::scratch_bytes`].

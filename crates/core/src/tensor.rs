@@ -1,7 +1,7 @@
 //! Tensors: shared storage and a view on it.
 
 use crate::device::{Device, Storage};
-use crate::kernel::Kernel;
+use crate::kernel;
 use crate::layout::{Layout, Shape, element_count};
 use crate::{DType, Element, Error, MemoryKind, Result};
 use std::fmt;
@@ -66,7 +66,7 @@ impl Tensor {
     /// A tensor filled with one value. Kernels may write it, as one from [`uninit`](Tensor::uninit).
     pub fn full(device: &Device, shape: &[usize], dtype: DType, value: f64) -> Result<Tensor> {
         let tensor = Tensor::uninit(device, shape, dtype, MemoryKind::Input)?;
-        device.run(&Kernel::Fill { value, out: &tensor })?;
+        device.run(kernel::Fill { value, out: &tensor })?;
         Ok(tensor)
     }
 
@@ -259,7 +259,7 @@ impl Tensor {
     /// (NaN isn't).
     pub fn cast(&self, dtype: DType, kind: MemoryKind) -> Result<Tensor> {
         let out = Tensor::uninit(self.device(), self.shape(), dtype, kind)?;
-        self.device().run(&Kernel::Copy { x: self, out: &out })?;
+        self.device().run(kernel::Copy { x: self, out: &out })?;
         Ok(out.sealed())
     }
 }

@@ -1,6 +1,8 @@
 //! Times each kind of kernel on the shapes of a small transformer's step: `cargo run --release --example kernels [filter]`.
 
-use retape_core::kernel::{AdamWConfig, AttentionSpec, BinaryFn, CrossEntropySpec, RandomStream, ReduceFn, UnaryFn};
+use retape_core::kernel::{
+    self, AdamWConfig, AttentionSpec, BinaryFn, CrossEntropySpec, RandomStream, ReduceFn, UnaryFn,
+};
 use retape_core::{DType, Device, Kernel, MemoryKind, Result, Tensor};
 use std::time::Instant;
 
@@ -24,7 +26,7 @@ const SEED: RandomStream = RandomStream { seed: 1, counter: 0 };
 impl Bench {
     fn normal(&self, shape: &[usize]) -> Result<Tensor> {
         let out = self.empty(shape)?;
-        self.device.run(&Kernel::Normal { stream: SEED, std: 1.0, out: &out })?;
+        self.device.run(kernel::Normal { stream: SEED, std: 1.0, out: &out })?;
         Ok(out)
     }
 
@@ -33,7 +35,7 @@ impl Bench {
     }
 
     /// Prints the best time, and `amount` (billions of something) a second.
-    fn time(&self, name: &str, amount: f64, unit: &str, kernels: &[Kernel<'_>]) -> Result<()> {
+    fn time<'a>(&self, name: &str, amount: f64, unit: &str, kernels: &[impl Into<Kernel<'a>> + Copy]) -> Result<()> {
         if !name.contains(&self.filter) {
             return Ok(());
         }
@@ -41,7 +43,7 @@ impl Bench {
         let start = Instant::now();
         while times.len() < 9 || start.elapsed().as_secs_f64() < 0.15 {
             let t = Instant::now();
-            for kernel in kernels {
+            for &kernel in kernels {
                 self.device.run(kernel)?;
             }
             times.push(t.elapsed().as_secs_f64());
@@ -80,7 +82,7 @@ impl Bench {
             let (b, bt) = (self.normal(&[batch, k, n])?, self.normal(&[batch, n, k])?.transpose(1, 2)?);
             let out = self.empty(&[batch, m, n])?;
             for (kind, a, b) in [("nn", &a, &b), ("nt", &a, &bt), ("tn", &at, &b)] {
-                let kernel = Kernel::Matmul { a, b, alpha: 1.0, accumulate: false, out: &out };
+                let kernel = kernel::Matmul { a, b, alpha: 1.0, accumulate: false, out: &out };
                 let name = format!("gemm {name} {batch}x({m},{n},{k}) {kind}");
                 self.time(&name, 2.0 * (batch * m * n * k) as f64, "GFLOP/s", &[kernel])?;
             }
@@ -97,47 +99,47 @@ impl Bench {
         let wide = bias.expand(&[rows, n])?;
         let bytes = (rows * n * 4) as f64;
         for f in [UnaryFn::Scale(2.0), UnaryFn::Exp, UnaryFn::Tanh, UnaryFn::Silu, UnaryFn::Gelu, UnaryFn::GeluTanh] {
-            self.time(&format!("{f:?}"), 2.0 * bytes, "GB/s", &[Kernel::Unary { f, x: &x, out: &out }])?;
-            let grad = Kernel::UnaryGrad { f, saved: &x, g: &g, out: &out };
+            self.time(&format!("{f:?}"), 2.0 * bytes, "GB/s", &[kernel::Unary { f, x: &x, out: &out }])?;
+            let grad = kernel::UnaryGrad { f, saved: &x, g: &g, out: &out };
             self.time(&format!("{f:?} grad"), 3.0 * bytes, "GB/s", &[grad])?;
         }
-        let add = |a, b| Kernel::Binary { f: BinaryFn::Add, a, b, out: &out };
+        let add = |a, b| kernel::Binary { f: BinaryFn::Add, a, b, out: &out };
         self.time("add", 3.0 * bytes, "GB/s", &[add(&x, &g)])?;
         self.time("add bias", 2.0 * bytes, "GB/s", &[add(&x, &wide)])?;
-        self.time("copy", 2.0 * bytes, "GB/s", &[Kernel::Copy { x: &x, out: &out }])?;
+        self.time("copy", 2.0 * bytes, "GB/s", &[kernel::Copy { x: &x, out: &out }])?;
         let turned = self.normal(&[n, rows])?.transpose(0, 1)?;
-        self.time("copy transposed", 2.0 * bytes, "GB/s", &[Kernel::Copy { x: &turned, out: &out }])?;
+        self.time("copy transposed", 2.0 * bytes, "GB/s", &[kernel::Copy { x: &turned, out: &out }])?;
         let half = Tensor::uninit(&self.device, &[rows, n], DType::BF16, MemoryKind::Input)?;
-        self.time("copy f32 to bf16", 1.5 * bytes, "GB/s", &[Kernel::Copy { x: &x, out: &half }])?;
-        self.time("copy bf16 to f32", 1.5 * bytes, "GB/s", &[Kernel::Copy { x: &half, out: &out }])?;
-        self.time("softmax", 2.0 * bytes, "GB/s", &[Kernel::Softmax { x: &x, out: &out }])?;
-        self.time("softmax grad", 3.0 * bytes, "GB/s", &[Kernel::SoftmaxGrad { y: &x, g: &g, out: &out }])?;
-        self.time("dropout", 2.0 * bytes, "GB/s", &[Kernel::Dropout { x: &x, p: 0.1, stream: SEED, out: &out }])?;
-        self.time("uniform", bytes, "GB/s", &[Kernel::Uniform { stream: SEED, out: &out }])?;
-        self.time("normal", bytes, "GB/s", &[Kernel::Normal { stream: SEED, std: 1.0, out: &out }])?;
+        self.time("copy f32 to bf16", 1.5 * bytes, "GB/s", &[kernel::Copy { x: &x, out: &half }])?;
+        self.time("copy bf16 to f32", 1.5 * bytes, "GB/s", &[kernel::Copy { x: &half, out: &out }])?;
+        self.time("softmax", 2.0 * bytes, "GB/s", &[kernel::Softmax { x: &x, out: &out }])?;
+        self.time("softmax grad", 3.0 * bytes, "GB/s", &[kernel::SoftmaxGrad { y: &x, g: &g, out: &out }])?;
+        self.time("dropout", 2.0 * bytes, "GB/s", &[kernel::Dropout { x: &x, p: 0.1, stream: SEED, out: &out }])?;
+        self.time("uniform", bytes, "GB/s", &[kernel::Uniform { stream: SEED, out: &out }])?;
+        self.time("normal", bytes, "GB/s", &[kernel::Normal { stream: SEED, std: 1.0, out: &out }])?;
         let (column, row, all) = (self.empty(&[1, n])?, self.empty(&[rows, 1])?, self.empty(&[1, 1])?);
         for (name, out) in [("sum columns", &column), ("sum rows", &row), ("sum all", &all)] {
-            self.time(name, bytes, "GB/s", &[Kernel::Reduce { f: ReduceFn::Sum, x: &x, out }])?;
+            self.time(name, bytes, "GB/s", &[kernel::Reduce { f: ReduceFn::Sum, x: &x, out }])?;
         }
         let (mean, rstd) = (self.normal(&[rows])?, self.normal(&[rows])?);
         let (weight, dw, db) = (self.normal(&[n])?, self.empty(&[n])?, self.empty(&[n])?);
         let (w, b) = (Some(&weight), Some(&bias));
         let norm =
-            Kernel::LayerNorm { x: &x, weight: w, bias: b, eps: 1e-5, out: &out, mean: Some(&mean), rstd: &rstd };
+            kernel::LayerNorm { x: &x, weight: w, bias: b, eps: 1e-5, out: &out, mean: Some(&mean), rstd: &rstd };
         self.time("layer norm", 2.0 * bytes, "GB/s", &[norm])?;
-        let grad = Kernel::LayerNormGrad { x: &x, weight: w, mean: Some(&mean), rstd: &rstd, g: &g, out: &out };
+        let grad = kernel::LayerNormGrad { x: &x, weight: w, mean: Some(&mean), rstd: &rstd, g: &g, out: &out };
         self.time("layer norm grad", 3.0 * bytes, "GB/s", &[grad])?;
         let (dweight, dbias) = (Some(&dw), Some(&db));
-        let param = Kernel::LayerNormParamGrad { x: &x, mean: Some(&mean), rstd: &rstd, g: &g, dweight, dbias };
+        let param = kernel::LayerNormParamGrad { x: &x, mean: Some(&mean), rstd: &rstd, g: &g, dweight, dbias };
         self.time("layer norm param grad", 2.0 * bytes, "GB/s", &[param])?;
         let target = Tensor::from_slice(&self.device, &[rows], &vec![3i64; rows])?;
         let (loss, one, stats) = (self.empty(&[])?, self.normal(&[])?, self.empty(&[rows, 2])?);
         let spec = CrossEntropySpec { ignore: -1, ..CrossEntropySpec::default() };
-        let ce =
-            Kernel::CrossEntropy { logits: &x, target: &target, weight: None, spec, loss: &loss, stats: Some(&stats) };
+        let scores = kernel::ClassScores { logits: &x, target: &target, weight: None, spec };
+        let ce = kernel::CrossEntropy { scores, loss: &loss, stats: Some(&stats) };
         self.time("cross entropy", bytes, "GB/s", &[ce])?;
         let (stats, g1) = (&stats, &one);
-        let ceg = Kernel::CrossEntropyGrad { logits: &x, target: &target, weight: None, stats, g: g1, spec, out: &out };
+        let ceg = kernel::CrossEntropyGrad { scores, stats, g: g1, out: &out };
         self.time("cross entropy grad", 2.0 * bytes, "GB/s", &[ceg])?;
         let ids = Tensor::from_slice(&self.device, &[8192], &(0..8192i64).map(|i| i * 7 % 1024).collect::<Vec<_>>())?;
         let rows_out = self.normal(&[8192, n])?;
@@ -146,7 +148,7 @@ impl Bench {
             "embedding grad",
             8192.0 / 1024.0 * bytes,
             "GB/s",
-            &[Kernel::EmbeddingGrad { ids: &ids, g: &rows_out, order, out: &out }],
+            &[kernel::EmbeddingGrad { ids: &ids, g: &rows_out, order, out: &out }],
         )?;
         let q = Tensor::uninit(&self.device, &[rows, n], DType::U8, MemoryKind::Input)?;
         let scales = self.empty(&[rows, n / 64])?;
@@ -154,14 +156,14 @@ impl Bench {
             "quantize",
             1.25 * bytes,
             "GB/s",
-            &[Kernel::Quantize { x: &x, group: 64, rounding: None, q: &q, scales: &scales }],
+            &[kernel::Quantize { x: &x, group: 64, rounding: None, q: &q, scales: &scales }],
         )?;
-        let back = Kernel::Dequantize { q: &q, scales: &scales, group: 64, out: &out };
+        let back = kernel::Dequantize { q: &q, scales: &scales, group: 64, out: &out };
         self.time("dequantize", 1.25 * bytes, "GB/s", &[back])?;
         let config = AdamWConfig { lr: 1e-9, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.0 };
         let (m, v) = (self.normal(&[rows, n])?, self.empty(&[rows, n])?);
-        self.device.run(&Kernel::Fill { value: 1.0, out: &v })?;
-        let adamw = Kernel::AdamW { p: &x, g: &g, m: &m, v: &v, step: 3, config, grad_scale: 1.0 };
+        self.device.run(kernel::Fill { value: 1.0, out: &v })?;
+        let adamw = kernel::AdamW { p: &x, g: &g, m: &m, v: &v, step: 3, config, grad_scale: 1.0 };
         self.time("adamw", 7.0 * bytes, "GB/s", &[adamw])?;
         Ok(())
     }
@@ -180,12 +182,12 @@ impl Bench {
         let product = (b * h * t * t * d) as f64; // 2 FLOPs, half the tiles
         for dropout in [0.0, 0.1] {
             let spec = AttentionSpec { scale: 0.125, causal: true, window: None, dropout, stream: SEED };
-            let forward = Kernel::Attention { q, k, v, mask: None, sequences: None, spec, out, stats };
-            let kv = Kernel::AttentionGradKv { q, k, v, mask: None, sequences: None, g, stats, delta, spec, dk, dv };
-            let (del, gq) = (
-                Kernel::AttentionDelta { o: out, g, delta },
-                Kernel::AttentionGradQ { q, k, v, mask: None, sequences: None, g, stats, delta, spec, dq },
-            );
+            let read = kernel::AttentionInputs { q, k, v, mask: None, sequences: None, spec };
+            let inputs = kernel::AttentionGradInputs { forward: read, g, stats, delta };
+            let forward = Kernel::from(kernel::Attention { inputs: read, out, stats });
+            let kv = Kernel::from(kernel::AttentionGradKv { inputs, dk, dv });
+            let del = Kernel::from(kernel::AttentionDelta { o: out, g, delta });
+            let gq = Kernel::from(kernel::AttentionGradQ { inputs, dq });
             let name = format!("attention {b}x{t} dropout {dropout}");
             self.time(&format!("{name} forward"), 2.0 * product, "GFLOP/s", &[forward])?;
             self.time(&format!("{name} delta"), 2.0 * (b * t * h * d * 4) as f64, "GB/s", &[del])?;

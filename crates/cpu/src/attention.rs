@@ -18,7 +18,7 @@ use crate::math::{Float, sum_blocks};
 use crate::random::words;
 use crate::softmax::row_max;
 use crate::view::{BLOCK, Rows, Span, for_float, lanes};
-use retape_core::kernel::{AttentionSpec, RandomStream, Sequences};
+use retape_core::kernel::{self, AttentionInputs, RandomStream, Sequences};
 use retape_core::{DType, Result, Tensor};
 
 /// Queries and keys of a tile of the forward pass. Keys are a multiple of the block.
@@ -96,7 +96,9 @@ struct Sequence {
 }
 
 impl Mask<'_> {
-    pub fn new((spec, sequences): (AttentionSpec, Option<Sequences<'_>>), queries: usize, keys: usize) -> Mask<'_> {
+    pub fn of<'a>(inputs: &AttentionInputs<'a>) -> Mask<'a> {
+        let AttentionInputs { sequences, spec, .. } = *inputs;
+        let (queries, keys) = (inputs.q.shape()[1], inputs.k.shape()[1]);
         let dropout = (spec.dropout > 0.0).then(|| (spec.stream, RandomStream::threshold(spec.dropout)));
         let keep = 1.0 / (1.0 - spec.dropout);
         // One that hides nothing is none, and sums with it don't wrap.
@@ -326,21 +328,23 @@ pub(crate) fn scores<T: Float>(s: Matrix<T>, q: Matrix<T>, k: Matrix<T>, scale: 
 }
 
 /// out = dropout(softmax(scale q k^T + mask)) v, and stats.
-pub(crate) fn attention(
-    exec: &Exec,
-    (q, k, v): (&Tensor, &Tensor, &Tensor),
-    bias: Option<&Tensor>,
-    (spec, sequences): (AttentionSpec, Option<Sequences<'_>>),
-    out: &Tensor,
-    stats: &Tensor,
-) -> Result<()> {
-    for_float!("attention", q.dtype(), T => {
-        let [qs, ks, vs, outs] = [q, k, v, out].map(Heads::<T>::of);
-        let (mask, stats) = (Mask::new((spec, sequences), qs.time, ks.time), Rows::<T>::of(stats));
-        let bias = bias.map(Bias::<T>::of);
-        let blocks = qs.time.div_ceil(QUERIES);
-        let heads = qs.batch * qs.heads;
-        exec.run::<T>(blocks * heads, work(&qs, ks.time), #[inline(always)] |task| {
+pub(crate) fn attention(exec: &Exec, k: &kernel::Attention<'_>) -> Result<()> {
+    for_float!("attention", k.inputs.q.dtype(), T => attention_of::<T>(exec, k))
+}
+
+fn attention_of<T: Float>(exec: &Exec, k: &kernel::Attention<'_>) {
+    let kernel::Attention { inputs, out, stats } = *k;
+    let [qs, ks, vs, outs] = [inputs.q, inputs.k, inputs.v, out].map(Heads::<T>::of);
+    let (mask, stats) = (Mask::of(&inputs), Rows::<T>::of(stats));
+    let bias = inputs.mask.map(Bias::<T>::of);
+    let scale = T::of(inputs.spec.scale);
+    let blocks = qs.time.div_ceil(QUERIES);
+    let heads = qs.batch * qs.heads;
+    exec.run::<T>(
+        blocks * heads,
+        work(&qs, ks.time),
+        #[inline(always)]
+        |task| {
             // The last queries see most: they go first.
             let (block, index) = (blocks - 1 - task / heads, task % heads);
             let (b, h) = (index / qs.heads, index % qs.heads);
@@ -350,58 +354,57 @@ pub(crate) fn attention(
             let len = QUERIES * (KEYS + vs.size + 2) + KEYS * vs.size + copies.iter().sum::<usize>();
             let mut scratch = exec.scratch::<T>(len);
             let memory = scratch.memory();
-                let (q_memory, memory) = memory.split_at_mut(copies[0]);
-                let (k_memory, memory) = memory.split_at_mut(copies[1]);
-                let (v_memory, memory) = memory.split_at_mut(copies[2]);
-                let (s_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
-                let (o_memory, memory) = memory.split_at_mut(QUERIES * vs.size);
-                let (spare, memory) = memory.split_at_mut(KEYS * vs.size);
-                let (maximum, sum) = memory.split_at_mut(QUERIES);
-                maximum.fill(-T::INFINITY);
-                sum.fill(T::ZERO);
-                let kv_head = h / (qs.heads / ks.heads);
-                let q_tile = qs.tile(b, h, from, rows).widened(q_memory);
-                let o = Matrix::over(o_memory, rows, vs.size, vs.size);
-                let end = mask.visible(from + rows - 1);
-                let start = mask.first_key(from) / KEYS * KEYS;
-                for j in (start..end).step_by(KEYS) {
-                    let keys = KEYS.min(end - j);
-                    let s = Matrix::over(s_memory, rows, keys, KEYS);
-                    let k_tile = ks.tile(b, kv_head, j, keys).widened(k_memory);
-                    scores(s, q_tile, k_tile, T::of(spec.scale));
-                    for i in 0..rows {
-                        let scores = s.span.part(i * KEYS, KEYS, 1);
-                        let visible = mask.visible(from + i).saturating_sub(j).min(keys);
-                        if let Some(bias) = &bias {
-                            bias.apply(scores.sub(0, visible), (b, h), from + i, j);
-                        }
-                        scores.sub(0, mask.first_key(from + i).saturating_sub(j).min(visible)).fill(-T::INFINITY);
-                        let row = (b * qs.heads + h) * qs.time + from + i;
-                        let shrink = absorb(scores, visible, keys, (&mut maximum[i], &mut sum[i]), &mask, row, j);
-                        if j > start && shrink != T::ONE {
-                            scale_row(o.span.part(i * vs.size, vs.size, 1), shrink);
-                        }
-                    }
-                    let v_tile = vs.tile(b, kv_head, j, keys).widened(v_memory);
-                    let (queries, keys) = ((from, rows), (j, keys));
-                    let sight = Sight { mask: &mask, bias: bias.as_ref(), head: (b, h), queries, keys };
-                    sight.product((o, j > start), (s, false), v_tile, T::ONE, spare);
-                }
+            let (q_memory, memory) = memory.split_at_mut(copies[0]);
+            let (k_memory, memory) = memory.split_at_mut(copies[1]);
+            let (v_memory, memory) = memory.split_at_mut(copies[2]);
+            let (s_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
+            let (o_memory, memory) = memory.split_at_mut(QUERIES * vs.size);
+            let (spare, memory) = memory.split_at_mut(KEYS * vs.size);
+            let (maximum, sum) = memory.split_at_mut(QUERIES);
+            maximum.fill(-T::INFINITY);
+            sum.fill(T::ZERO);
+            let kv_head = h / (qs.heads / ks.heads);
+            let q_tile = qs.tile(b, h, from, rows).widened(q_memory);
+            let o = Matrix::over(o_memory, rows, vs.size, vs.size);
+            let end = mask.visible(from + rows - 1);
+            let start = mask.first_key(from) / KEYS * KEYS;
+            for j in (start..end).step_by(KEYS) {
+                let keys = KEYS.min(end - j);
+                let s = Matrix::over(s_memory, rows, keys, KEYS);
+                let k_tile = ks.tile(b, kv_head, j, keys).widened(k_memory);
+                scores(s, q_tile, k_tile, scale);
                 for i in 0..rows {
-                    let seen = maximum[i] != -T::INFINITY;
-                    let (source, target) = (o.span.part(i * vs.size, vs.size, 1), outs.row(b, h, from + i));
-                    let inverse = T::ONE / sum[i];
-                    for c in (0..vs.size).step_by(BLOCK) {
-                        let values = source.load::<BLOCK>(c, T::ZERO);
-                        target.store(c, lanes!(n => if seen { values[n] * inverse } else { T::ZERO }));
+                    let scores = s.span.part(i * KEYS, KEYS, 1);
+                    let visible = mask.visible(from + i).saturating_sub(j).min(keys);
+                    if let Some(bias) = &bias {
+                        bias.apply(scores.sub(0, visible), (b, h), from + i, j);
                     }
-                    let stats = stats.row((b * qs.heads + h) * qs.time + from + i);
-                    stats.set(0, maximum[i]);
-                    stats.set(1, if seen { Float::ln(sum[i]) } else { T::ZERO });
+                    scores.sub(0, mask.first_key(from + i).saturating_sub(j).min(visible)).fill(-T::INFINITY);
+                    let row = (b * qs.heads + h) * qs.time + from + i;
+                    let shrink = absorb(scores, visible, keys, (&mut maximum[i], &mut sum[i]), &mask, row, j);
+                    if j > start && shrink != T::ONE {
+                        scale_row(o.span.part(i * vs.size, vs.size, 1), shrink);
+                    }
                 }
-        });
-    });
-    Ok(())
+                let v_tile = vs.tile(b, kv_head, j, keys).widened(v_memory);
+                let (queries, keys) = ((from, rows), (j, keys));
+                let sight = Sight { mask: &mask, bias: bias.as_ref(), head: (b, h), queries, keys };
+                sight.product((o, j > start), (s, false), v_tile, T::ONE, spare);
+            }
+            for i in 0..rows {
+                let seen = maximum[i] != -T::INFINITY;
+                let (source, target) = (o.span.part(i * vs.size, vs.size, 1), outs.row(b, h, from + i));
+                let inverse = T::ONE / sum[i];
+                for c in (0..vs.size).step_by(BLOCK) {
+                    let values = source.load::<BLOCK>(c, T::ZERO);
+                    target.store(c, lanes!(n => if seen { values[n] * inverse } else { T::ZERO }));
+                }
+                let stats = stats.row((b * qs.heads + h) * qs.time + from + i);
+                stats.set(0, maximum[i]);
+                stats.set(1, if seen { Float::ln(sum[i]) } else { T::ZERO });
+            }
+        },
+    );
 }
 
 /// Turns a tile's row of scores into weights exp(s - m), 0 behind `visible`, with m the running maximum; updates m and
@@ -464,22 +467,36 @@ pub(crate) fn work<T>(q: &Heads<T>, keys: usize) -> usize {
 }
 
 /// delta `[batch, heads, Tq]` = sum over the head size of g o.
-pub(crate) fn attention_delta(exec: &Exec, o: &Tensor, g: &Tensor, delta: &Tensor) -> Result<()> {
-    for_float!("attention_delta", o.dtype(), T => {
-        let (os, gs, deltas) = (Heads::<T>::of(o), Heads::<T>::of(g), Rows::<T>::of(delta));
-        exec.run::<T>(os.batch * os.heads, o.len(), #[inline(always)] |index| {
+pub(crate) fn attention_delta(exec: &Exec, k: &kernel::AttentionDelta<'_>) -> Result<()> {
+    for_float!("attention_delta", k.o.dtype(), T => attention_delta_of::<T>(exec, k))
+}
+
+fn attention_delta_of<T: Float>(exec: &Exec, k: &kernel::AttentionDelta<'_>) {
+    let kernel::AttentionDelta { o, g, delta } = *k;
+    let (os, gs, deltas) = (Heads::<T>::of(o), Heads::<T>::of(g), Rows::<T>::of(delta));
+    exec.run::<T>(
+        os.batch * os.heads,
+        o.len(),
+        #[inline(always)]
+        |index| {
             let (b, h) = (index / os.heads, index % os.heads);
             let delta = deltas.row(index);
             for i in 0..os.time {
                 let (o, g) = (os.row(b, h, i), gs.row(b, h, i));
-                delta.set(i, sum_blocks(os.size, #[inline(always)] |c| {
-                    let (u, v) = (o.load::<BLOCK>(c, T::ZERO), g.load::<BLOCK>(c, T::ZERO));
-                    lanes!(j => u[j] * v[j])
-                }));
+                delta.set(
+                    i,
+                    sum_blocks(
+                        os.size,
+                        #[inline(always)]
+                        |c| {
+                            let (u, v) = (o.load::<BLOCK>(c, T::ZERO), g.load::<BLOCK>(c, T::ZERO));
+                            lanes!(j => u[j] * v[j])
+                        },
+                    ),
+                );
             }
-        });
-    });
-    Ok(())
+        },
+    );
 }
 
 #[cfg(test)]

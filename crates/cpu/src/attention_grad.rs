@@ -15,27 +15,14 @@ use crate::exec::Exec;
 use crate::gemm::{Matrix, product};
 use crate::math::Float;
 use crate::view::{BLOCK, Rows, Span, for_float, lanes};
-use retape_core::kernel::{AttentionSpec, Sequences};
-use retape_core::{Result, Tensor};
+use retape_core::Result;
+use retape_core::kernel::{self, AttentionGradInputs};
 
 /// Queries and keys of a tile. Keys are a multiple of the block.
 const QUERIES: usize = 128;
 const KEYS: usize = 128;
 
 /// What all passes read.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Saved<'a> {
-    pub q: &'a Tensor,
-    pub k: &'a Tensor,
-    pub v: &'a Tensor,
-    pub mask: Option<&'a Tensor>,
-    pub sequences: Option<Sequences<'a>>,
-    pub g: &'a Tensor,
-    pub stats: &'a Tensor,
-    pub delta: &'a Tensor,
-    pub spec: AttentionSpec,
-}
-
 struct Pass<'a, T> {
     q: Heads<T>,
     k: Heads<T>,
@@ -58,12 +45,12 @@ struct Tiles<T> {
 }
 
 impl<'a, T: Float> Pass<'a, T> {
-    fn of(saved: Saved<'a>) -> Pass<'a, T> {
-        let [q, k, v, g] = [saved.q, saved.k, saved.v, saved.g].map(Heads::<T>::of);
-        let mask = Mask::new((saved.spec, saved.sequences), q.time, k.time);
-        let (stats, delta) = (Rows::of(saved.stats), Rows::of(saved.delta));
-        let bias = saved.mask.map(Bias::of);
-        Pass { q, k, v, g, stats, delta, mask, bias, scale: T::of(saved.spec.scale) }
+    fn of(inputs: &AttentionGradInputs<'a>) -> Pass<'a, T> {
+        let AttentionGradInputs { forward, g, stats, delta } = inputs;
+        let [q, k, v, g] = [forward.q, forward.k, forward.v, *g].map(Heads::<T>::of);
+        let (stats, delta) = (Rows::of(stats), Rows::of(delta));
+        let bias = forward.mask.map(Bias::of);
+        Pass { q, k, v, g, stats, delta, mask: Mask::of(forward), bias, scale: T::of(forward.spec.scale) }
     }
 
     /// Elements that the copies of a tile's operands take.
@@ -173,14 +160,22 @@ fn write<T: Float>(from: Matrix<T>, out: &Heads<T>, (b, h): (usize, usize), time
 }
 
 /// dk and dv, summed over the query heads that a kv head serves.
-pub(crate) fn attention_grad_kv(exec: &Exec, saved: Saved<'_>, dk: &Tensor, dv: &Tensor) -> Result<()> {
-    for_float!("attention_grad_kv", saved.q.dtype(), T => {
-        let pass = Pass::<T>::of(saved);
-        let (dks, dvs) = (Heads::<T>::of(dk), Heads::<T>::of(dv));
-        let (size, v_size, heads) = (pass.k.size, pass.v.size, pass.k.batch * pass.k.heads);
-        let group = pass.q.heads / pass.k.heads.max(1);
-        let tasks = pass.k.time.div_ceil(KEYS) * heads;
-        exec.run::<T>(tasks, work(&pass.q, pass.k.time), #[inline(always)] |task| {
+pub(crate) fn attention_grad_kv(exec: &Exec, k: &kernel::AttentionGradKv<'_>) -> Result<()> {
+    for_float!("attention_grad_kv", k.inputs.forward.q.dtype(), T => attention_grad_kv_of::<T>(exec, k))
+}
+
+fn attention_grad_kv_of<T: Float>(exec: &Exec, k: &kernel::AttentionGradKv<'_>) {
+    let kernel::AttentionGradKv { inputs, dk, dv } = *k;
+    let pass = Pass::<T>::of(&inputs);
+    let (dks, dvs) = (Heads::<T>::of(dk), Heads::<T>::of(dv));
+    let (size, v_size, heads) = (pass.k.size, pass.v.size, pass.k.batch * pass.k.heads);
+    let group = pass.q.heads / pass.k.heads.max(1);
+    let tasks = pass.k.time.div_ceil(KEYS) * heads;
+    exec.run::<T>(
+        tasks,
+        work(&pass.q, pass.k.time),
+        #[inline(always)]
+        |task| {
             // The first keys are seen by most: they go first, as they come.
             let (j, index) = (task / heads * KEYS, task % heads);
             let (b, kv_head) = (index / pass.k.heads, index % pass.k.heads);
@@ -188,74 +183,88 @@ pub(crate) fn attention_grad_kv(exec: &Exec, saved: Saved<'_>, dk: &Tensor, dv: 
             let len = pass.scratch() + 2 * QUERIES * KEYS + pass.spare() + KEYS * (size + v_size);
             let mut scratch = exec.scratch::<T>(len);
             let memory = scratch.memory();
-                let (copies, memory) = memory.split_at_mut(pass.scratch());
-                let (p_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
-                let (ds_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
-                let (spare, memory) = memory.split_at_mut(pass.spare());
-                memory.fill(T::ZERO);
-                let (dk_memory, dv_memory) = memory.split_at_mut(KEYS * size);
-                let (dk, dv) = (Matrix::over(dk_memory, keys, size, size), Matrix::over(dv_memory, keys, v_size, v_size));
-                for h in kv_head * group..(kv_head + 1) * group {
-                    let first = pass.mask.first_query(j);
-                    let end = pass.mask.end_query(j + keys - 1);
-                    for i in (first..end).step_by(QUERIES) {
-                        let rows = QUERIES.min(end - i);
-                        let p = Matrix::over(p_memory, rows, keys, KEYS);
-                        let ds = Matrix::over(ds_memory, rows, keys, KEYS);
-                        let tiles = pass.tiles((b, h), (i, rows), (j, keys), copies);
-                        pass.weights((b, h), i, j, &tiles, p, ds);
-                        let sight = pass.sight((b, h), (i, rows), (j, keys));
-                        sight.product((dv, true), (p, true), tiles.g, T::ONE, spare);
-                        sight.product((dk, true), (ds, true), tiles.q, pass.scale, spare);
-                    }
+            let (copies, memory) = memory.split_at_mut(pass.scratch());
+            let (p_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
+            let (ds_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
+            let (spare, memory) = memory.split_at_mut(pass.spare());
+            memory.fill(T::ZERO);
+            let (dk_memory, dv_memory) = memory.split_at_mut(KEYS * size);
+            let (dk, dv) = (Matrix::over(dk_memory, keys, size, size), Matrix::over(dv_memory, keys, v_size, v_size));
+            for h in kv_head * group..(kv_head + 1) * group {
+                let first = pass.mask.first_query(j);
+                let end = pass.mask.end_query(j + keys - 1);
+                for i in (first..end).step_by(QUERIES) {
+                    let rows = QUERIES.min(end - i);
+                    let p = Matrix::over(p_memory, rows, keys, KEYS);
+                    let ds = Matrix::over(ds_memory, rows, keys, KEYS);
+                    let tiles = pass.tiles((b, h), (i, rows), (j, keys), copies);
+                    pass.weights((b, h), i, j, &tiles, p, ds);
+                    let sight = pass.sight((b, h), (i, rows), (j, keys));
+                    sight.product((dv, true), (p, true), tiles.g, T::ONE, spare);
+                    sight.product((dk, true), (ds, true), tiles.q, pass.scale, spare);
                 }
-                write(dk, &dks, (b, kv_head), j);
-                write(dv, &dvs, (b, kv_head), j);
-        });
-    });
-    Ok(())
+            }
+            write(dk, &dks, (b, kv_head), j);
+            write(dv, &dvs, (b, kv_head), j);
+        },
+    );
 }
 
 /// dq.
-pub(crate) fn attention_grad_q(exec: &Exec, saved: Saved<'_>, dq: &Tensor) -> Result<()> {
-    for_float!("attention_grad_q", saved.q.dtype(), T => {
-        let (pass, dqs) = (Pass::<T>::of(saved), Heads::<T>::of(dq));
-        let (size, heads, blocks) = (pass.q.size, pass.q.batch * pass.q.heads, pass.q.time.div_ceil(QUERIES));
-        exec.run::<T>(blocks * heads, work(&pass.q, pass.k.time), #[inline(always)] |task| {
+pub(crate) fn attention_grad_q(exec: &Exec, k: &kernel::AttentionGradQ<'_>) -> Result<()> {
+    for_float!("attention_grad_q", k.inputs.forward.q.dtype(), T => attention_grad_q_of::<T>(exec, k))
+}
+
+fn attention_grad_q_of<T: Float>(exec: &Exec, k: &kernel::AttentionGradQ<'_>) {
+    let kernel::AttentionGradQ { inputs, dq } = *k;
+    let (pass, dqs) = (Pass::<T>::of(&inputs), Heads::<T>::of(dq));
+    let (size, heads, blocks) = (pass.q.size, pass.q.batch * pass.q.heads, pass.q.time.div_ceil(QUERIES));
+    exec.run::<T>(
+        blocks * heads,
+        work(&pass.q, pass.k.time),
+        #[inline(always)]
+        |task| {
             let (i, index) = ((blocks - 1 - task / heads) * QUERIES, task % heads);
             let (b, h) = (index / pass.q.heads, index % pass.q.heads);
             let rows = QUERIES.min(pass.q.time - i);
             let mut scratch = exec.scratch::<T>(pass.scratch() + 2 * QUERIES * KEYS + pass.spare() + QUERIES * size);
             let memory = scratch.memory();
-                let (copies, memory) = memory.split_at_mut(pass.scratch());
-                let (p_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
-                let (ds_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
-                let (spare, dq_memory) = memory.split_at_mut(pass.spare());
-                dq_memory.fill(T::ZERO);
-                let dq = Matrix::over(dq_memory, rows, size, size);
-                let end = pass.mask.visible(i + rows - 1);
-                for j in (pass.mask.first_key(i) / KEYS * KEYS..end).step_by(KEYS) {
-                    let keys = KEYS.min(end - j);
-                    let (p, ds) = (Matrix::over(p_memory, rows, keys, KEYS), Matrix::over(ds_memory, rows, keys, KEYS));
-                    let tiles = pass.tiles((b, h), (i, rows), (j, keys), copies);
-                    pass.weights((b, h), i, j, &tiles, p, ds);
-                    let sight = pass.sight((b, h), (i, rows), (j, keys));
-                    sight.product((dq, true), (ds, false), tiles.k, pass.scale, spare);
-                }
-                write(dq, &dqs, (b, h), i);
-        });
-    });
-    Ok(())
+            let (copies, memory) = memory.split_at_mut(pass.scratch());
+            let (p_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
+            let (ds_memory, memory) = memory.split_at_mut(QUERIES * KEYS);
+            let (spare, dq_memory) = memory.split_at_mut(pass.spare());
+            dq_memory.fill(T::ZERO);
+            let dq = Matrix::over(dq_memory, rows, size, size);
+            let end = pass.mask.visible(i + rows - 1);
+            for j in (pass.mask.first_key(i) / KEYS * KEYS..end).step_by(KEYS) {
+                let keys = KEYS.min(end - j);
+                let (p, ds) = (Matrix::over(p_memory, rows, keys, KEYS), Matrix::over(ds_memory, rows, keys, KEYS));
+                let tiles = pass.tiles((b, h), (i, rows), (j, keys), copies);
+                pass.weights((b, h), i, j, &tiles, p, ds);
+                let sight = pass.sight((b, h), (i, rows), (j, keys));
+                sight.product((dq, true), (ds, false), tiles.k, pass.scale, spare);
+            }
+            write(dq, &dqs, (b, h), i);
+        },
+    );
 }
 
 /// dmask `[batch or 1, heads or 1, Tq or 1, Tk]`. A task owns a strip of keys of one of the mask's heads, and adds up the
 /// heads and queries that it serves in their order, a tile of rows after the other.
-pub(crate) fn attention_grad_mask(exec: &Exec, saved: Saved<'_>, dmask: &Tensor) -> Result<()> {
-    for_float!("attention_grad_mask", saved.q.dtype(), T => {
-        let (pass, sums) = (Pass::<T>::of(saved), Rows::<T>::of(dmask));
-        let (masks, rows_of_mask) = ([dmask.shape()[0], dmask.shape()[1]], dmask.shape()[2]);
-        let strips = pass.k.time.div_ceil(KEYS);
-        exec.run::<T>(strips * masks[0] * masks[1], work(&pass.q, pass.k.time), #[inline(always)] |task| {
+pub(crate) fn attention_grad_mask(exec: &Exec, k: &kernel::AttentionGradMask<'_>) -> Result<()> {
+    for_float!("attention_grad_mask", k.inputs.forward.q.dtype(), T => attention_grad_mask_of::<T>(exec, k))
+}
+
+fn attention_grad_mask_of<T: Float>(exec: &Exec, k: &kernel::AttentionGradMask<'_>) {
+    let kernel::AttentionGradMask { inputs, dmask } = *k;
+    let (pass, sums) = (Pass::<T>::of(&inputs), Rows::<T>::of(dmask));
+    let (masks, rows_of_mask) = ([dmask.shape()[0], dmask.shape()[1]], dmask.shape()[2]);
+    let strips = pass.k.time.div_ceil(KEYS);
+    exec.run::<T>(
+        strips * masks[0] * masks[1],
+        work(&pass.q, pass.k.time),
+        #[inline(always)]
+        |task| {
             let (j, index) = (task % strips * KEYS, task / strips);
             let keys = KEYS.min(pass.k.time - j);
             let served = |size: usize, own: usize, all: usize| if size == 1 { 0..all } else { own..own + 1 };
@@ -274,7 +283,8 @@ pub(crate) fn attention_grad_mask(exec: &Exec, saved: Saved<'_>, dmask: &Tensor)
                         let end = pass.q.time.min(first + together);
                         for i in (first..end).step_by(QUERIES) {
                             let rows = QUERIES.min(end - i);
-                            let (p, ds) = (Matrix::over(p_memory, rows, keys, KEYS), Matrix::over(ds_memory, rows, keys, KEYS));
+                            let (p, ds) =
+                                (Matrix::over(p_memory, rows, keys, KEYS), Matrix::over(ds_memory, rows, keys, KEYS));
                             let tiles = pass.tiles((b, h), (i, rows), (j, keys), copies);
                             pass.weights((b, h), i, j, &tiles, p, ds);
                             for r in 0..rows {
@@ -291,7 +301,6 @@ pub(crate) fn attention_grad_mask(exec: &Exec, saved: Saved<'_>, dmask: &Tensor)
                     sums.row(index * rows_of_mask + first + r).sub(j, keys).copy_from(sum.part(r * KEYS, keys, 1));
                 }
             }
-        });
-    });
-    Ok(())
+        },
+    );
 }

@@ -4,7 +4,7 @@ use crate::exec::{Baseline, Exec};
 use crate::halves::Cell;
 use crate::view::{BLOCK, Nest, Span, lanes};
 use half::{bf16, f16};
-use retape_core::{DType, Tensor};
+use retape_core::{DType, Tensor, kernel};
 
 /// Conversion as core's cast defines it: through the smallest of i64, f32 and f64 that holds every value of the source
 /// exactly, so one rounding is made.
@@ -152,20 +152,28 @@ macro_rules! for_any {
 }
 
 /// out = value.
-pub(crate) fn fill(exec: &Exec, value: f64, out: &Tensor) {
-    for_any!(out.dtype(), T => {
-        let (outs, value) = (Span::<T>::of(out), <T as Cast>::of_f64(value));
-        Nest::new([out]).for_each_run::<Baseline>(exec, 1, #[inline(always)] |run| {
+pub(crate) fn fill(exec: &Exec, k: &kernel::Fill<'_>) {
+    for_any!(k.out.dtype(), T => fill_of::<T>(exec, k))
+}
+
+fn fill_of<T: Cast>(exec: &Exec, k: &kernel::Fill<'_>) {
+    let (outs, value) = (Span::<T>::of(k.out), T::of_f64(k.value));
+    Nest::new([k.out]).for_each_run::<Baseline>(
+        exec,
+        1,
+        #[inline(always)]
+        |run| {
             let o = run.of(0, outs);
             for i in (0..run.len).step_by(BLOCK) {
                 o.store::<BLOCK>(i, [value; BLOCK]);
             }
-        });
-    })
+        },
+    );
 }
 
 /// out = x, converted.
-pub(crate) fn copy(exec: &Exec, x: &Tensor, out: &Tensor) {
+pub(crate) fn copy(exec: &Exec, k: &kernel::Copy<'_>) {
+    let kernel::Copy { x, out } = *k;
     if x.dtype() == out.dtype() {
         return match x.dtype().size() {
             1 => convert::<u8, u8>(
@@ -198,9 +206,18 @@ pub(crate) fn copy(exec: &Exec, x: &Tensor, out: &Tensor) {
             ),
         };
     }
-    for_any!(x.dtype(), S => for_any!(out.dtype(), D => {
-        convert::<S, D>(exec, x, out, #[inline(always)] |v| Cast::wide(v).cast())
-    }))
+
+    for_any!(x.dtype(), S => for_any!(out.dtype(), D => cast::<S, D>(exec, x, out)))
+}
+
+fn cast<S: Cast, D: Cast>(exec: &Exec, x: &Tensor, out: &Tensor) {
+    convert(
+        exec,
+        x,
+        out,
+        #[inline(always)]
+        |v: S| -> D { v.wide().cast() },
+    )
 }
 
 #[inline(always)]

@@ -4,10 +4,11 @@ use crate::copy;
 use crate::exec::Exec;
 use crate::indexing;
 use crate::loss::Numbers;
+use crate::math::Float;
 use crate::softmax::for_each_row;
 use crate::view::{Rows, for_float};
 use retape_core::layout::{Shape, Strides};
-use retape_core::{Error, Result, Tensor};
+use retape_core::{Error, Result, Tensor, kernel};
 
 fn checked_ids(kernel: &'static str, ids: &Tensor, rows: usize) -> Result<Numbers> {
     let ids = Numbers::of(kernel, ids)?;
@@ -23,21 +24,33 @@ fn checked_ids(kernel: &'static str, ids: &Tensor, rows: usize) -> Result<Number
 }
 
 /// out[.., :] = table[ids[..], :]
-pub(crate) fn embedding(exec: &Exec, table: &Tensor, ids: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn embedding(exec: &Exec, k: &kernel::Embedding<'_>) -> Result<()> {
+    for_float!("embedding", k.table.dtype(), T => embedding_of::<T>(exec, k))?
+}
+
+fn embedding_of<T: Float>(exec: &Exec, k: &kernel::Embedding<'_>) -> Result<()> {
+    let kernel::Embedding { table, ids, out } = *k;
     let ids = checked_ids("embedding", ids, table.shape()[0])?;
-    for_float!("embedding", table.dtype(), T => {
-        let (tables, outs) = (Rows::<T>::of(table), Rows::<T>::of(out));
-        for_each_row::<T>(exec, ids.len(), tables.width, 1, #[inline(always)] |r| {
+
+    let (tables, outs) = (Rows::<T>::of(table), Rows::<T>::of(out));
+    for_each_row::<T>(
+        exec,
+        ids.len(),
+        tables.width,
+        1,
+        #[inline(always)]
+        |r| {
             outs.row(r).copy_from(tables.row(ids.get(r) as usize));
-        });
-    });
+        },
+    );
     Ok(())
 }
 
 /// out = sum of g's rows by id.
-pub(crate) fn embedding_grad(exec: &Exec, ids: &Tensor, g: &Tensor, order: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn embedding_grad(exec: &Exec, k: &kernel::EmbeddingGrad<'_>) -> Result<()> {
+    let kernel::EmbeddingGrad { ids, g, order, out } = *k;
     checked_ids("embedding_grad", ids, out.shape()[0])?;
-    copy::fill(exec, 0.0, out);
+    copy::fill(exec, &kernel::Fill { value: 0.0, out });
     // The ids repeat along rows; the table's rows repeat along all of the ids.
     let layout = ids.layout();
     let mut strides = layout.strides.clone();
@@ -49,5 +62,6 @@ pub(crate) fn embedding_grad(exec: &Exec, ids: &Tensor, g: &Tensor, order: &Tens
     strides.resize(g.rank(), 0);
     strides.push(own.strides[1]);
     let out = out.as_strided(&shape, &strides, own.offset)?;
-    indexing::scatter_add(exec, (g, 1.0), (&[&ids], false), order, &out)
+    let (indices, out): (&[&Tensor], _) = (&[&ids], &out);
+    indexing::scatter_add(exec, &kernel::ScatterAdd { source: g, indices, wrap: false, alpha: 1.0, order, out })
 }

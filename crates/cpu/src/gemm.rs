@@ -10,7 +10,7 @@ use crate::math::Float;
 use crate::view::{Span, for_float, offset_of};
 use faer::linalg::matmul::matmul as faer_matmul;
 use faer::{Accum, MatMut, MatRef, Par};
-use retape_core::{Result, Tensor};
+use retape_core::{Result, Tensor, kernel};
 
 /// Rows and columns of a tile: small enough to give every thread some, large enough to pack operands rarely.
 const TILE: (usize, usize) = (256, 384);
@@ -191,9 +191,14 @@ fn cut(len: usize, most: usize) -> usize {
 }
 
 /// out (+)= alpha a b, `[.., m, k] x [.., k, n]`.
-pub(crate) fn matmul(exec: &Exec, a: &Tensor, b: &Tensor, alpha: f64, accumulate: bool, out: &Tensor) -> Result<()> {
+pub(crate) fn matmul(exec: &Exec, k: &kernel::Matmul<'_>) -> Result<()> {
+    for_float!("matmul", k.out.dtype(), T => matmul_of::<T>(exec, k))
+}
+
+fn matmul_of<T: Float>(exec: &Exec, k: &kernel::Matmul<'_>) {
+    let kernel::Matmul { a, b, alpha, accumulate, out } = *k;
     if out.is_empty() {
-        return Ok(());
+        return;
     }
     let rank = out.rank();
     let (m, n, k) = (out.shape()[rank - 2], out.shape()[rank - 1], a.shape()[rank - 1]);
@@ -203,22 +208,20 @@ pub(crate) fn matmul(exec: &Exec, a: &Tensor, b: &Tensor, alpha: f64, accumulate
     let tiles = batch * down * across;
     // Tiny products go several to a task.
     let together = (64 * 1024 / (rows.min(m) * cols.min(n) * k.max(1)).max(1)).clamp(1, 1024);
-    for_float!("matmul", out.dtype(), T => {
-        let alpha = T::of(alpha);
-        exec.run::<Baseline>(tiles.div_ceil(together), (batch * m * n).saturating_mul(k / 8 + 1), |task| {
-            for tile in task * together..((task + 1) * together).min(tiles) {
-                let (index, down_at, across_at) = (tile / (down * across), tile / across % down, tile % across);
-                let (r, c) = (down_at * rows, across_at * cols);
-                let (r, c) = ((r, rows.min(m - r)), (c, cols.min(n - c)));
-                let (a, b) = (matrix::<T>(a, index).block(r, (0, k)), matrix::<T>(b, index).block((0, k), c));
-                let out = matrix::<T>(out, index).block(r, c);
-                if k > PIECE {
-                    product_in_pieces(exec, out, accumulate, a, b, alpha);
-                } else {
-                    product_of_any(exec, out, accumulate, a, b, alpha);
-                }
+
+    let alpha = T::of(alpha);
+    exec.run::<Baseline>(tiles.div_ceil(together), (batch * m * n).saturating_mul(k / 8 + 1), |task| {
+        for tile in task * together..((task + 1) * together).min(tiles) {
+            let (index, down_at, across_at) = (tile / (down * across), tile / across % down, tile % across);
+            let (r, c) = (down_at * rows, across_at * cols);
+            let (r, c) = ((r, rows.min(m - r)), (c, cols.min(n - c)));
+            let (a, b) = (matrix::<T>(a, index).block(r, (0, k)), matrix::<T>(b, index).block((0, k), c));
+            let out = matrix::<T>(out, index).block(r, c);
+            if k > PIECE {
+                product_in_pieces(exec, out, accumulate, a, b, alpha);
+            } else {
+                product_of_any(exec, out, accumulate, a, b, alpha);
             }
-        });
+        }
     });
-    Ok(())
 }

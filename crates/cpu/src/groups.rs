@@ -5,9 +5,9 @@ use crate::exec::Exec;
 use crate::math::{Float, fold_lanes};
 use crate::reduce::{Axis, split_dims};
 use crate::view::{BLOCK, Span, for_float, unsupported};
-use retape_core::kernel::ReduceFn;
+use retape_core::kernel::{self, ReduceFn};
 use retape_core::layout::Shape;
-use retape_core::{DType, Result, Tensor};
+use retape_core::{Result, Tensor};
 
 /// Elements that one task handles, in whole groups.
 const TASK: usize = 16 * 1024;
@@ -182,55 +182,99 @@ fn far_norm<T: Float>(x: &Group<'_, T>, ord: f64) -> f64 {
 }
 
 /// out = f over the dimensions where out has size 1 and x has not, for the functions that need more than one pass or f64.
-pub(crate) fn reduce(exec: &Exec, f: ReduceFn, x: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn reduce(exec: &Exec, k: &kernel::Reduce<'_>) -> Result<()> {
+    for_float!("reduce", k.x.dtype(), T => reduce_of::<T>(exec, k))?
+}
+
+fn reduce_of<T: Float>(exec: &Exec, k: &kernel::Reduce<'_>) -> Result<()> {
+    let kernel::Reduce { f, x, out } = *k;
     let dims = split_dims(x, out);
-    for_float!("reduce", x.dtype(), T => {
-        let (xs, outs) = (Groups::<T>::of(x, &dims), Groups::<T>::of(out, &dims));
-        let shape = (xs.kept.len, xs.reduced.len);
-        macro_rules! go {
-            ($cost:expr, |$group:ident| $y:expr) => {
-                for_each_group::<T>(exec, shape, $cost, #[inline(always)] |k| {
+
+    let (xs, outs) = (Groups::<T>::of(x, &dims), Groups::<T>::of(out, &dims));
+    let shape = (xs.kept.len, xs.reduced.len);
+    macro_rules! go {
+        ($cost:expr, |$group:ident| $y:expr) => {
+            for_each_group::<T>(
+                exec,
+                shape,
+                $cost,
+                #[inline(always)]
+                |k| {
                     let $group = xs.group(k);
                     outs.span.set(outs.kept.offset(k), T::of($y));
-                })
-            };
-        }
-        match f {
-            ReduceFn::LogSumExp => go!(10, |x| {
-                let max = x.fold(f64::NEG_INFINITY, #[inline(always)] |v| v.wide(), #[inline(always)] |a, b| a.larger(b));
-                // Of only -inf it is -inf; +inf and NaN pass.
-                if !max.is_finite() { max } else { max + x.sum(#[inline(always)] |v| f64::exp(v.wide() - max)).ln() }
-            }),
-            ReduceFn::Var { correction } => go!(2, |x| variance(&x, correction, 1.0)),
-            ReduceFn::Std { correction } => go!(2, |x| {
-                let plain = variance(&x, correction, 1.0);
-                if is_held(plain) { plain.sqrt() } else { far_deviation(&x, correction, plain) }
-            }),
-            ReduceFn::Norm { ord } => {
-                let magnitude = |v: T| v.wide().abs();
-                if ord == 0.0 {
-                    go!(1, |x| x.sum(#[inline(always)] |v| if v == T::ZERO { 0.0 } else { 1.0 }))
-                } else if ord == 1.0 {
-                    go!(1, |x| x.sum(magnitude))
-                } else if ord == 2.0 {
-                    go!(1, |x| {
-                        let sum = x.sum(#[inline(always)] |v| v.wide() * v.wide());
-                        if is_held(sum) { sum.sqrt() } else { far_norm(&x, ord) }
-                    })
-                } else if ord == f64::INFINITY {
-                    go!(1, |x| x.fold(0.0, magnitude, #[inline(always)] |a, b| a.larger(b)))
-                } else if ord == f64::NEG_INFINITY {
-                    go!(1, |x| x.fold(f64::INFINITY, magnitude, #[inline(always)] |a, b| a.smaller(b)))
-                } else {
-                    go!(10, |x| {
-                        let sum = x.sum(#[inline(always)] |v| v.wide().abs().powf(ord));
-                        if is_held(sum) { sum.powf(1.0 / ord) } else { far_norm(&x, ord) }
-                    })
-                }
+                },
+            )
+        };
+    }
+    match f {
+        ReduceFn::LogSumExp => go!(10, |x| {
+            let max = x.fold(
+                f64::NEG_INFINITY,
+                #[inline(always)]
+                |v| v.wide(),
+                #[inline(always)]
+                |a, b| a.larger(b),
+            );
+            // Of only -inf it is -inf; +inf and NaN pass.
+            if !max.is_finite() {
+                max
+            } else {
+                max + x
+                    .sum(
+                        #[inline(always)]
+                        |v| f64::exp(v.wide() - max),
+                    )
+                    .ln()
             }
-            ReduceFn::Sum | ReduceFn::Max | ReduceFn::Min | ReduceFn::Prod => return Err(unsupported("reduce", x.dtype())),
+        }),
+        ReduceFn::Var { correction } => go!(2, |x| variance(&x, correction, 1.0)),
+        ReduceFn::Std { correction } => go!(2, |x| {
+            let plain = variance(&x, correction, 1.0);
+            if is_held(plain) { plain.sqrt() } else { far_deviation(&x, correction, plain) }
+        }),
+        ReduceFn::Norm { ord } => {
+            let magnitude = |v: T| v.wide().abs();
+            if ord == 0.0 {
+                go!(1, |x| x.sum(
+                    #[inline(always)]
+                    |v| if v == T::ZERO { 0.0 } else { 1.0 }
+                ))
+            } else if ord == 1.0 {
+                go!(1, |x| x.sum(magnitude))
+            } else if ord == 2.0 {
+                go!(1, |x| {
+                    let sum = x.sum(
+                        #[inline(always)]
+                        |v| v.wide() * v.wide(),
+                    );
+                    if is_held(sum) { sum.sqrt() } else { far_norm(&x, ord) }
+                })
+            } else if ord == f64::INFINITY {
+                go!(1, |x| x.fold(
+                    0.0,
+                    magnitude,
+                    #[inline(always)]
+                    |a, b| a.larger(b)
+                ))
+            } else if ord == f64::NEG_INFINITY {
+                go!(1, |x| x.fold(
+                    f64::INFINITY,
+                    magnitude,
+                    #[inline(always)]
+                    |a, b| a.smaller(b)
+                ))
+            } else {
+                go!(10, |x| {
+                    let sum = x.sum(
+                        #[inline(always)]
+                        |v| v.wide().abs().powf(ord),
+                    );
+                    if is_held(sum) { sum.powf(1.0 / ord) } else { far_norm(&x, ord) }
+                })
+            }
         }
-    });
+        ReduceFn::Sum | ReduceFn::Max | ReduceFn::Min | ReduceFn::Prod => return Err(unsupported("reduce", x.dtype())),
+    }
     Ok(())
 }
 
@@ -256,99 +300,116 @@ fn far_deviation<T: Float>(x: &Group<'_, T>, correction: f64, plain: f64) -> f64
 }
 
 /// out = g times the derivative of f by each x; y is x reduced by [`ReduceFn::in_grad`].
-pub(crate) fn reduce_grad(
-    exec: &Exec,
-    f: ReduceFn,
-    (x, y): (&Tensor, &Tensor),
-    g: &Tensor,
-    out: &Tensor,
-) -> Result<()> {
+pub(crate) fn reduce_grad(exec: &Exec, k: &kernel::ReduceGrad<'_>) -> Result<()> {
+    for_float!("reduce_grad", k.x.dtype(), T => reduce_grad_of::<T>(exec, k))?
+}
+
+fn reduce_grad_of<T: Float>(exec: &Exec, k: &kernel::ReduceGrad<'_>) -> Result<()> {
+    let kernel::ReduceGrad { f, x, y, g, out } = *k;
     let dims = split_dims(x, y);
     if x.is_empty() {
         return Ok(());
     }
-    for_float!("reduce_grad", x.dtype(), T => {
-        let [xs, ys, gs, outs] = [x, y, g, out].map(|t| Groups::<T>::of(t, &dims));
-        let shape = (xs.kept.len, xs.reduced.len);
-        macro_rules! go {
-            ($cost:expr, |$x:ident, $y:ident, $g:ident, $out:ident| $body:expr) => {
-                for_each_group::<T>(exec, shape, $cost, #[inline(always)] |k| {
+
+    let [xs, ys, gs, outs] = [x, y, g, out].map(|t| Groups::<T>::of(t, &dims));
+    let shape = (xs.kept.len, xs.reduced.len);
+    macro_rules! go {
+        ($cost:expr, |$x:ident, $y:ident, $g:ident, $out:ident| $body:expr) => {
+            for_each_group::<T>(
+                exec,
+                shape,
+                $cost,
+                #[inline(always)]
+                |k| {
                     let ($x, $y, $g, $out) = (xs.group(k), ys.only(k), gs.only(k), outs.group(k));
                     $body
-                })
-            };
-        }
-        match f {
-            ReduceFn::Sum => return Err(unsupported("reduce_grad of a sum", x.dtype())),
-            ReduceFn::Max | ReduceFn::Min => go!(4, |x, y, g, out| {
-                let wins = |i: usize| x.get(i) == y;
-                let share = g / T::of((0..x.len()).filter(|&i| wins(i)).count() as f64);
-                // Of no winner y is NaN, and says so.
-                let rest = if y.wide().is_nan() { y } else { T::ZERO };
-                out.write(|i| if wins(i) { share } else { rest })
-            }),
-            ReduceFn::Prod => go!(2, |x, _y, g, out| {
-                // The product of all that follow a piece; within the piece both products run.
-                let piece = piece_of(x.len());
-                let mut scratch = exec.scratch::<f64>(x.len().div_ceil(piece) + piece);
-                let (behind, after) = scratch.memory().split_at_mut(x.len().div_ceil(piece));
-                behind.fill(g.wide());
-                for p in (1..behind.len()).rev() {
-                    behind[p - 1] = (p * piece..x.len().min((p + 1) * piece)).rev().fold(behind[p], |b, i| b * x.get(i).wide());
+                },
+            )
+        };
+    }
+    match f {
+        ReduceFn::Sum => return Err(unsupported("reduce_grad of a sum", x.dtype())),
+        ReduceFn::Max | ReduceFn::Min => go!(4, |x, y, g, out| {
+            let wins = |i: usize| x.get(i) == y;
+            let share = g / T::of((0..x.len()).filter(|&i| wins(i)).count() as f64);
+            // Of no winner y is NaN, and says so.
+            let rest = if y.wide().is_nan() { y } else { T::ZERO };
+            out.write(|i| if wins(i) { share } else { rest })
+        }),
+        ReduceFn::Prod => go!(2, |x, _y, g, out| {
+            // The product of all that follow a piece; within the piece both products run.
+            let piece = piece_of(x.len());
+            let mut scratch = exec.scratch::<f64>(x.len().div_ceil(piece) + piece);
+            let (behind, after) = scratch.memory().split_at_mut(x.len().div_ceil(piece));
+            behind.fill(g.wide());
+            for p in (1..behind.len()).rev() {
+                behind[p - 1] =
+                    (p * piece..x.len().min((p + 1) * piece)).rev().fold(behind[p], |b, i| b * x.get(i).wide());
+            }
+            let mut before = 1.0;
+            for (p, &behind) in behind.iter().enumerate() {
+                let (first, end) = (p * piece, x.len().min((p + 1) * piece));
+                let mut rest = behind;
+                for i in (first..end).rev() {
+                    after[i - first] = rest;
+                    rest *= x.get(i).wide();
                 }
-                let mut before = 1.0;
-                for (p, &behind) in behind.iter().enumerate() {
-                    let (first, end) = (p * piece, x.len().min((p + 1) * piece));
-                    let mut rest = behind;
-                    for i in (first..end).rev() {
-                        after[i - first] = rest;
-                        rest *= x.get(i).wide();
-                    }
-                    for i in first..end {
-                        out.set(i, T::of(before * after[i - first]));
-                        before *= x.get(i).wide();
-                    }
+                for i in first..end {
+                    out.set(i, T::of(before * after[i - first]));
+                    before *= x.get(i).wide();
                 }
-            }),
-            ReduceFn::LogSumExp => go!(8, |x, most, g, out| {
-                let sum = x.sum(#[inline(always)] |v| Float::exp(v - most).wide());
-                // With inf or NaN there is no sum.
-                let share = if most.wide().is_finite() { g / T::of(sum) } else { g };
-                let nothing = most == -T::INFINITY;
-                out.write(#[inline(always)] |i| if nothing { T::ZERO } else { share * Float::exp(x.get(i) - most) })
-            }),
-            ReduceFn::Var { correction } => go!(2, |x, _y, g, out| {
-                let (mean, rest) = (x.mean(), (x.len() as f64 - correction).max(0.0));
-                let factor = 2.0 * g.wide() / rest;
-                out.write(#[inline(always)] |i| T::of((x.get(i).wide() - mean) * factor))
-            }),
-            ReduceFn::Std { correction } => go!(2, |x, y, g, out| {
-                let (mean, rest) = (x.mean(), (x.len() as f64 - correction).max(0.0));
-                let factor = if y == T::ZERO { 0.0 } else { g.wide() / (y.wide() * rest) };
-                out.write(#[inline(always)] |i| T::of((x.get(i).wide() - mean) * factor))
-            }),
-            ReduceFn::Norm { ord } if ord.is_infinite() => go!(4, |x, y, g, out| {
-                let wins = |i: usize| x.get(i).magnitude() == y;
-                let share = g / T::of((0..x.len()).filter(|&i| wins(i)).count() as f64);
-                out.write(|i| if wins(i) { share * sign(x.get(i)) } else { T::ZERO })
-            }),
-            ReduceFn::Norm { ord: 0.0 } => go!(1, |_x, _y, _g, out| out.write(|_| T::ZERO)),
-            ReduceFn::Norm { ord: 1.0 } => go!(1, |x, _y, g, out| out.write(|i| g * sign(x.get(i)))),
-            ReduceFn::Norm { ord: 2.0 } => go!(2, |x, most, g, out| {
-                let share = g / T::of(relative_norm(&x, 2.0, most.wide()));
-                out.write(|i| if most == T::ZERO { T::ZERO } else { x.get(i) / most * share })
-            }),
-            ReduceFn::Norm { ord } => go!(20, |x, most, g, out| {
-                let most = most.wide();
-                let norm = relative_norm(&x, ord, most);
-                let derivative = |x: f64| (x.abs() / most / norm).powf(ord - 1.0);
-                out.write(|i| {
-                    let v = x.get(i);
-                    if v == T::ZERO || most == 0.0 { T::ZERO } else { g * sign(v) * T::of(derivative(v.wide())) }
-                })
-            }),
-        }
-    });
+            }
+        }),
+        ReduceFn::LogSumExp => go!(8, |x, most, g, out| {
+            let sum = x.sum(
+                #[inline(always)]
+                |v| Float::exp(v - most).wide(),
+            );
+            // With inf or NaN there is no sum.
+            let share = if most.wide().is_finite() { g / T::of(sum) } else { g };
+            let nothing = most == -T::INFINITY;
+            out.write(
+                #[inline(always)]
+                |i| if nothing { T::ZERO } else { share * Float::exp(x.get(i) - most) },
+            )
+        }),
+        ReduceFn::Var { correction } => go!(2, |x, _y, g, out| {
+            let (mean, rest) = (x.mean(), (x.len() as f64 - correction).max(0.0));
+            let factor = 2.0 * g.wide() / rest;
+            out.write(
+                #[inline(always)]
+                |i| T::of((x.get(i).wide() - mean) * factor),
+            )
+        }),
+        ReduceFn::Std { correction } => go!(2, |x, y, g, out| {
+            let (mean, rest) = (x.mean(), (x.len() as f64 - correction).max(0.0));
+            let factor = if y == T::ZERO { 0.0 } else { g.wide() / (y.wide() * rest) };
+            out.write(
+                #[inline(always)]
+                |i| T::of((x.get(i).wide() - mean) * factor),
+            )
+        }),
+        ReduceFn::Norm { ord } if ord.is_infinite() => go!(4, |x, y, g, out| {
+            let wins = |i: usize| x.get(i).magnitude() == y;
+            let share = g / T::of((0..x.len()).filter(|&i| wins(i)).count() as f64);
+            out.write(|i| if wins(i) { share * sign(x.get(i)) } else { T::ZERO })
+        }),
+        ReduceFn::Norm { ord: 0.0 } => go!(1, |_x, _y, _g, out| out.write(|_| T::ZERO)),
+        ReduceFn::Norm { ord: 1.0 } => go!(1, |x, _y, g, out| out.write(|i| g * sign(x.get(i)))),
+        ReduceFn::Norm { ord: 2.0 } => go!(2, |x, most, g, out| {
+            let share = g / T::of(relative_norm(&x, 2.0, most.wide()));
+            out.write(|i| if most == T::ZERO { T::ZERO } else { x.get(i) / most * share })
+        }),
+        ReduceFn::Norm { ord } => go!(20, |x, most, g, out| {
+            let most = most.wide();
+            let norm = relative_norm(&x, ord, most);
+            let derivative = |x: f64| (x.abs() / most / norm).powf(ord - 1.0);
+            out.write(|i| {
+                let v = x.get(i);
+                if v == T::ZERO || most == 0.0 { T::ZERO } else { g * sign(v) * T::of(derivative(v.wide())) }
+            })
+        }),
+    }
     Ok(())
 }
 
@@ -365,13 +426,23 @@ fn sign<T: Float>(x: T) -> T {
 }
 
 /// The largest along `dim` and its first index; a NaN counts as the largest.
+pub(crate) fn max_index(exec: &Exec, k: &kernel::MaxIndex<'_>) -> Result<()> {
+    for_float!("max_index", k.x.dtype(), T => max_index_of::<T>(exec, k))
+}
+
 #[allow(clippy::eq_op)]
-pub(crate) fn max_index(exec: &Exec, x: &Tensor, dim: usize, values: &Tensor, indices: &Tensor) -> Result<()> {
+fn max_index_of<T: Float>(exec: &Exec, k: &kernel::MaxIndex<'_>) {
+    let kernel::MaxIndex { x, dim, values, indices } = *k;
     let dims = along(x, dim);
     let indices = Span::<i64>::of(indices);
-    for_float!("max_index", x.dtype(), T => {
-        let (xs, values) = (Groups::<T>::of(x, &dims), Span::<T>::of(values));
-        for_each_group::<T>(exec, (xs.kept.len, xs.reduced.len), 1, #[inline(always)] |k| {
+
+    let (xs, values) = (Groups::<T>::of(x, &dims), Span::<T>::of(values));
+    for_each_group::<T>(
+        exec,
+        (xs.kept.len, xs.reduced.len),
+        1,
+        #[inline(always)]
+        |k| {
             let group = xs.group(k);
             let (mut largest, mut at) = (group.get(0), 0);
             for i in 1..group.len() {
@@ -382,26 +453,34 @@ pub(crate) fn max_index(exec: &Exec, x: &Tensor, dim: usize, values: &Tensor, in
             }
             values.set(k, largest);
             indices.set(k, at as i64);
-        });
-    });
-    Ok(())
+        },
+    );
 }
 
 /// out = g at the index along `dim`, else 0.
-pub(crate) fn max_index_grad(exec: &Exec, indices: &Tensor, g: &Tensor, dim: usize, out: &Tensor) -> Result<()> {
-    if indices.dtype() != DType::I64 {
-        return Err(unsupported("max_index_grad", indices.dtype()));
-    }
+pub(crate) fn max_index_grad(exec: &Exec, k: &kernel::MaxIndexGrad<'_>) -> Result<()> {
+    for_float!("max_index_grad", k.g.dtype(), T => max_index_grad_of::<T>(exec, k))
+}
+
+fn max_index_grad_of<T: Float>(exec: &Exec, k: &kernel::MaxIndexGrad<'_>) {
+    let kernel::MaxIndexGrad { indices, g, dim, out } = *k;
     let dims = along(out, dim);
     let (index, kept) = (Span::<i64>::of(indices), Axis::new(indices, &dims.1));
-    for_float!("max_index_grad", g.dtype(), T => {
-        let (gs, outs) = (Groups::<T>::of(g, &dims), Groups::<T>::of(out, &dims));
-        for_each_group::<T>(exec, (outs.kept.len, outs.reduced.len), 1, #[inline(always)] |k| {
+
+    let (gs, outs) = (Groups::<T>::of(g, &dims), Groups::<T>::of(out, &dims));
+    for_each_group::<T>(
+        exec,
+        (outs.kept.len, outs.reduced.len),
+        1,
+        #[inline(always)]
+        |k| {
             let (g, at) = (gs.only(k), index.get(kept.offset(k)) as usize);
-            outs.group(k).write(#[inline(always)] |i| if i == at { g } else { T::ZERO });
-        });
-    });
-    Ok(())
+            outs.group(k).write(
+                #[inline(always)]
+                |i| if i == at { g } else { T::ZERO },
+            );
+        },
+    );
 }
 
 /// Dimension `dim`, and the others.

@@ -8,9 +8,9 @@ use crate::reduce::Axis;
 use crate::softmax::for_each_row;
 use crate::view::{BLOCK, Nest, Rows, Span, for_float, lanes};
 use retape_core::layout::{Shape, Strides, contiguous_strides, position_of_first};
-use retape_core::{Error, Result, Tensor};
+use retape_core::{Error, Result, Tensor, kernel};
 
-/// Runs the body with `$t` bound to an unsigned integer as large as the dtype's elements: for moving them.
+/// Makes a call with `$t` bound to an unsigned integer as large as the dtype's elements: for moving them.
 macro_rules! for_size {
     ($dtype:expr, $t:ident => $body:expr) => {
         match $dtype.size() {
@@ -35,7 +35,12 @@ macro_rules! for_size {
 }
 
 /// out = x, in reverse along `dims`.
-pub(crate) fn flip(exec: &Exec, x: &Tensor, dims: &[usize], out: &Tensor) {
+pub(crate) fn flip(exec: &Exec, k: &kernel::Flip<'_>) {
+    for_size!(k.x.dtype(), T => flip_of::<T>(exec, k));
+}
+
+fn flip_of<T: Cell + Send + Sync>(exec: &Exec, k: &kernel::Flip<'_>) {
+    let kernel::Flip { x, dims, out } = *k;
     let outer = &x.shape()[..x.rank().saturating_sub(1)];
     let steps = contiguous_strides(outer);
     // Which of x's rows goes to out's row r.
@@ -47,18 +52,17 @@ pub(crate) fn flip(exec: &Exec, x: &Tensor, dims: &[usize], out: &Tensor) {
         (0..outer.len()).map(place).sum()
     };
     let reversed = dims.contains(&outer.len());
-    for_size!(x.dtype(), T => {
-        let (xs, outs) = (Rows::<T>::of(x), Rows::<T>::of(out));
-        for_each_row::<Baseline>(exec, outs.count, outs.width, 1, |r| {
-            let (x, o) = (xs.row(source(r)), outs.row(r));
-            if reversed {
-                for i in 0..o.len() {
-                    o.set(i, x.get(o.len() - 1 - i));
-                }
-            } else {
-                o.copy_from(x);
+
+    let (xs, outs) = (Rows::<T>::of(x), Rows::<T>::of(out));
+    for_each_row::<Baseline>(exec, outs.count, outs.width, 1, |r| {
+        let (x, o) = (xs.row(source(r)), outs.row(r));
+        if reversed {
+            for i in 0..o.len() {
+                o.set(i, x.get(o.len() - 1 - i));
             }
-        });
+        } else {
+            o.copy_from(x);
+        }
     });
 }
 
@@ -115,26 +119,21 @@ fn repeats(indices: &[&Tensor], d: usize) -> bool {
 }
 
 /// out[i] = x[indices[..][i], .., i]
-pub(crate) fn gather(exec: &Exec, x: &Tensor, indices: &[&Tensor], wrap: bool, out: &Tensor) -> Result<()> {
-    if out.is_empty() {
+pub(crate) fn gather(exec: &Exec, k: &kernel::Gather<'_>) -> Result<()> {
+    if k.out.is_empty() {
         return Ok(());
     }
-    let places = Places::new("gather", x, indices, wrap)?;
-    for_size!(x.dtype(), T => match indices.len() {
-        1 => gather_by::<T, 3>(exec, x, indices, &places, out),
-        _ => gather_by::<T, { 2 + MAX_INDICES }>(exec, x, indices, &places, out),
-    });
+    let places = Places::new("gather", k.x, k.indices, k.wrap)?;
+    match k.indices.len() {
+        1 => for_size!(k.x.dtype(), T => gather_by::<T, 3>(exec, k, &places)),
+        _ => for_size!(k.x.dtype(), T => gather_by::<T, { 2 + MAX_INDICES }>(exec, k, &places)),
+    }
     Ok(())
 }
 
 /// K is 2 more than there may be indices.
-fn gather_by<T: Cell + Send + Sync, const K: usize>(
-    exec: &Exec,
-    x: &Tensor,
-    indices: &[&Tensor],
-    places: &Places,
-    out: &Tensor,
-) {
+fn gather_by<T: Cell + Send + Sync, const K: usize>(exec: &Exec, k: &kernel::Gather<'_>, places: &Places) {
+    let kernel::Gather { x, indices, out, .. } = *k;
     let (xs, outs) = (Span::<T>::of(x), Span::<T>::of(out));
     let none = Strides::from_elem(0, out.rank());
     let steps: [&[usize]; K] = std::array::from_fn(|k| match k {
@@ -176,13 +175,12 @@ struct Scatter<'a, T> {
 
 /// out[indices[..][i], .., i] += alpha source[i]. Entries are sorted by their place, so those that meet stand together, in
 /// their order: one task adds them up and then adds their sum.
-pub(crate) fn scatter_add(
-    exec: &Exec,
-    (source, alpha): (&Tensor, f64),
-    (indices, wrap): (&[&Tensor], bool),
-    order: &Tensor,
-    out: &Tensor,
-) -> Result<()> {
+pub(crate) fn scatter_add(exec: &Exec, k: &kernel::ScatterAdd<'_>) -> Result<()> {
+    for_float!("scatter_add", k.out.dtype(), T => scatter_add_of::<T>(exec, k))?
+}
+
+fn scatter_add_of<T: Float>(exec: &Exec, k: &kernel::ScatterAdd<'_>) -> Result<()> {
+    let kernel::ScatterAdd { source, indices, wrap, alpha, order, out } = *k;
     let name = "scatter_add";
     if source.is_empty() {
         return Ok(());
@@ -201,25 +199,24 @@ pub(crate) fn scatter_add(
         let reason = format!("{meeting} entries in {named} places are more than 64 bits can number");
         return Err(Error::Unsupported { kernel: name, device: "cpu".into(), reason });
     }
-    for_float!("scatter_add", out.dtype(), T => {
-        let mut scatter = Scatter::<T> {
-            places,
-            indices: indices.iter().map(|index| (Axis::new(index, &own), Axis::new(index, &met))).collect(),
-            source: (Span::of(source), Axis::new(source, &own), Axis::new(source, &met), Axis::new(source, &columns)),
-            out: (Span::of(out), Axis::new(out, &behind(&own)), Axis::new(out, &behind(&columns))),
-            segments,
-            meeting,
-            alpha,
-            keys: &[],
-            bits,
-        };
-        if meeting > 1 {
-            let keys = Span::<u64>::of(order).sub(0, segments * meeting);
-            scatter.sort(exec, keys);
-            scatter.keys = keys.as_slice();
-        }
-        scatter.add(exec);
-    });
+
+    let mut scatter = Scatter::<T> {
+        places,
+        indices: indices.iter().map(|index| (Axis::new(index, &own), Axis::new(index, &met))).collect(),
+        source: (Span::of(source), Axis::new(source, &own), Axis::new(source, &met), Axis::new(source, &columns)),
+        out: (Span::of(out), Axis::new(out, &behind(&own)), Axis::new(out, &behind(&columns))),
+        segments,
+        meeting,
+        alpha,
+        keys: &[],
+        bits,
+    };
+    if meeting > 1 {
+        let keys = Span::<u64>::of(order).sub(0, segments * meeting);
+        scatter.sort(exec, keys);
+        scatter.keys = keys.as_slice();
+    }
+    scatter.add(exec);
     Ok(())
 }
 

@@ -27,9 +27,7 @@ mod softmax;
 mod view;
 mod window;
 
-use attention_grad::Saved;
 use exec::Exec;
-use loss::Scores;
 use pool::Pool;
 use retape_core::{Backend, Buffer, Device, Kernel, Launch, Result};
 
@@ -97,106 +95,61 @@ unsafe impl Backend for Cpu {
 
     fn run(&self, launch: &Launch<'_>) -> Result<()> {
         let exec = &self.exec;
-        match *launch.kernel() {
-            Kernel::Fill { value, out } => copy::fill(exec, value, out),
-            Kernel::Copy { x, out } => copy::copy(exec, x, out),
-            Kernel::Unary { f, x, out } => elementwise::unary(exec, f, x, out)?,
-            Kernel::UnaryGrad { f, saved, g, out } => elementwise::unary_grad(exec, f, saved, g, out)?,
-            Kernel::Binary { f, a, b, out } => elementwise::binary(exec, f, a, b, out)?,
-            Kernel::ExtremumGrad { f, a, b, g, out } => elementwise::extremum_grad(exec, f, a, b, g, out)?,
-            Kernel::Ternary { f, a, b, c, out } => elementwise::ternary(exec, f, [a, b, c], out)?,
-            Kernel::ClampGrad { by, x, low, high, g, out } => {
-                elementwise::clamp_grad(exec, by, x, (low, high), g, out)?
-            }
-            Kernel::Select { cond, a, b, out } => elementwise::select(exec, cond, a, b, out)?,
-            Kernel::Reduce { f, x, out } => reduce::reduce(exec, f, x, out)?,
-            Kernel::ReduceGrad { f, x, y, g, out } => groups::reduce_grad(exec, f, (x, y), g, out)?,
-            Kernel::MaxIndex { x, dim, values, indices } => groups::max_index(exec, x, dim, values, indices)?,
-            Kernel::MaxIndexGrad { indices, g, dim, out } => groups::max_index_grad(exec, indices, g, dim, out)?,
-            Kernel::Scan { f, x, dim, out } => scan::scan(exec, f, x, dim, out)?,
-            Kernel::CumprodGrad { x, g, dim, out } => scan::cumprod_grad(exec, x, g, dim, out)?,
-            Kernel::LogSoftmax { x, out } => softmax::log_softmax(exec, x, out)?,
-            Kernel::LogSoftmaxGrad { y, g, out } => softmax::log_softmax_grad(exec, y, g, out)?,
-            Kernel::SquaredNorm { x, out } => reduce::squared_norm(exec, x, out)?,
-            Kernel::Matmul { a, b, alpha, accumulate, out } => gemm::matmul(exec, a, b, alpha, accumulate, out)?,
-            Kernel::Softmax { x, out } => softmax::softmax(exec, x, out)?,
-            Kernel::SoftmaxGrad { y, g, out } => softmax::softmax_grad(exec, y, g, out)?,
-            Kernel::Triangle { x, upper, diagonal, value, out } => {
-                softmax::triangle(exec, x, (upper, diagonal), value, out)?
-            }
-            Kernel::Flip { x, dims, out } => indexing::flip(exec, x, dims, out),
-            Kernel::Gather { x, indices, wrap, out } => indexing::gather(exec, x, indices, wrap, out)?,
-            Kernel::ScatterAdd { source, indices, wrap, alpha, order, out } => {
-                indexing::scatter_add(exec, (source, alpha), (indices, wrap), order, out)?
-            }
-            Kernel::LayerNorm { x, weight, bias, eps, out, mean, rstd } => {
-                norm::layer_norm(exec, norm::LayerNorm { x, weight, bias, eps, out, mean, rstd })?
-            }
-            Kernel::LayerNormGrad { x, weight, mean, rstd, g, out } => {
-                norm::layer_norm_grad(exec, x, weight, (mean, rstd), g, out)?
-            }
-            Kernel::LayerNormParamGrad { x, mean, rstd, g, dweight, dbias } => {
-                norm::layer_norm_param_grad(exec, x, (mean, rstd), g, dweight, dbias)?
-            }
-            Kernel::Embedding { table, ids, out } => embedding::embedding(exec, table, ids, out)?,
-            Kernel::EmbeddingGrad { ids, g, order, out } => embedding::embedding_grad(exec, ids, g, order, out)?,
-            Kernel::Loss { f, x, target, weight, out } => pointwise_loss::loss(exec, f, (x, target, weight), out)?,
-            Kernel::LossGrad { f, by, x, target, weight, g, out } => {
-                pointwise_loss::loss_grad(exec, f, by, (x, target, weight), g, out)?
-            }
-            Kernel::CrossEntropy { logits, target, weight, spec, loss, stats } => {
-                loss::cross_entropy(exec, Scores { logits, target, weight, spec }, loss, stats)?
-            }
-            Kernel::CrossEntropyGrad { logits, target, weight, stats, g, spec, out } => {
-                loss::cross_entropy_grad(exec, Scores { logits, target, weight, spec }, stats, g, out)?
-            }
-            Kernel::NllLossGrad { target, weight, g, spec, out } => {
-                loss::nll_loss_grad(exec, Scores { logits: out, target, weight, spec }, g, out)?
-            }
-            Kernel::CrossEntropyTargetGrad { logits, weight, stats, g, spec, out } => {
-                loss::target_grad(exec, Scores { logits, target: logits, weight, spec }, stats, g, out)?
-            }
-            Kernel::CrossEntropyWeightGrad { logits, target, weight, stats, g, spec, out } => {
-                loss::weight_grad(Scores { logits, target, weight: Some(weight), spec }, stats, g, out)?
-            }
-            Kernel::Im2col { x, window, out } => window::im2col(exec, x, window, out)?,
-            Kernel::Col2im { cols, window, out } => window::col2im(exec, cols, window, out)?,
-            Kernel::MaxPool { x, window, out, index } => window::max_pool(exec, x, window, out, index)?,
-            Kernel::MaxPoolGrad { index, g, window, out } => window::max_pool_grad(exec, index, g, window, out)?,
-            Kernel::AvgPool { x, window, divisor, out } => window::avg_pool(exec, x, (window, divisor), out)?,
-            Kernel::AvgPoolGrad { g, window, divisor, out } => window::avg_pool_grad(exec, g, (window, divisor), out)?,
-            Kernel::Attention { q, k, v, mask, sequences, spec, out, stats } => {
-                attention::attention(exec, (q, k, v), mask, (spec, sequences), out, stats)?
-            }
-            Kernel::AttentionDelta { o, g, delta } => attention::attention_delta(exec, o, g, delta)?,
-            Kernel::AttentionGradKv { q, k, v, mask, sequences, g, stats, delta, spec, dk, dv } => {
-                attention_grad::attention_grad_kv(
-                    exec,
-                    Saved { q, k, v, mask, sequences, g, stats, delta, spec },
-                    dk,
-                    dv,
-                )?
-            }
-            Kernel::AttentionGradQ { q, k, v, mask, sequences, g, stats, delta, spec, dq } => {
-                attention_grad::attention_grad_q(exec, Saved { q, k, v, mask, sequences, g, stats, delta, spec }, dq)?
-            }
-            Kernel::AttentionGradMask { q, k, v, mask, sequences, g, stats, delta, spec, dmask } => {
-                attention_grad::attention_grad_mask(
-                    exec,
-                    Saved { q, k, v, mask, sequences, g, stats, delta, spec },
-                    dmask,
-                )?
-            }
-            Kernel::Quantize { x, group, rounding, q, scales } => {
-                quantize::quantize(exec, x, (group, rounding), q, scales)?
-            }
-            Kernel::Dequantize { q, scales, group, out } => quantize::dequantize(exec, q, scales, group, out)?,
-            Kernel::Uniform { stream, out } => random::uniform(exec, stream, out)?,
-            Kernel::Normal { stream, std, out } => random::normal(exec, stream, std, out)?,
-            Kernel::Dropout { x, p, stream, out } => random::dropout(exec, x, p, stream, out)?,
-            Kernel::AdamW { p, g, m, v, step, config, grad_scale } => {
-                optimizer::adamw(exec, optimizer::AdamW { p, g, m, v, step, config, grad_scale })?
-            }
+        match launch.kernel() {
+            Kernel::Fill(k) => copy::fill(exec, k),
+            Kernel::Copy(k) => copy::copy(exec, k),
+            Kernel::Unary(k) => elementwise::unary(exec, k)?,
+            Kernel::UnaryGrad(k) => elementwise::unary_grad(exec, k)?,
+            Kernel::Binary(k) => elementwise::binary(exec, k)?,
+            Kernel::ExtremumGrad(k) => elementwise::extremum_grad(exec, k)?,
+            Kernel::Ternary(k) => elementwise::ternary(exec, k)?,
+            Kernel::ClampGrad(k) => elementwise::clamp_grad(exec, k)?,
+            Kernel::Select(k) => elementwise::select(exec, k)?,
+            Kernel::Loss(k) => pointwise_loss::loss(exec, k)?,
+            Kernel::LossGrad(k) => pointwise_loss::loss_grad(exec, k)?,
+            Kernel::Reduce(k) => reduce::reduce(exec, k)?,
+            Kernel::ReduceGrad(k) => groups::reduce_grad(exec, k)?,
+            Kernel::SquaredNorm(k) => reduce::squared_norm(exec, k)?,
+            Kernel::Scan(k) => scan::scan(exec, k)?,
+            Kernel::CumprodGrad(k) => scan::cumprod_grad(exec, k)?,
+            Kernel::Matmul(k) => gemm::matmul(exec, k)?,
+            Kernel::Softmax(k) => softmax::softmax(exec, k)?,
+            Kernel::SoftmaxGrad(k) => softmax::softmax_grad(exec, k)?,
+            Kernel::LogSoftmax(k) => softmax::log_softmax(exec, k)?,
+            Kernel::LogSoftmaxGrad(k) => softmax::log_softmax_grad(exec, k)?,
+            Kernel::Triangle(k) => softmax::triangle(exec, k)?,
+            Kernel::CrossEntropy(k) => loss::cross_entropy(exec, k)?,
+            Kernel::CrossEntropyGrad(k) => loss::cross_entropy_grad(exec, k)?,
+            Kernel::NllLossGrad(k) => loss::nll_loss_grad(exec, k)?,
+            Kernel::CrossEntropyTargetGrad(k) => loss::target_grad(exec, k)?,
+            Kernel::CrossEntropyWeightGrad(k) => loss::weight_grad(k)?,
+            Kernel::LayerNorm(k) => norm::layer_norm(exec, k)?,
+            Kernel::LayerNormGrad(k) => norm::layer_norm_grad(exec, k)?,
+            Kernel::LayerNormParamGrad(k) => norm::layer_norm_param_grad(exec, k)?,
+            Kernel::Embedding(k) => embedding::embedding(exec, k)?,
+            Kernel::EmbeddingGrad(k) => embedding::embedding_grad(exec, k)?,
+            Kernel::Flip(k) => indexing::flip(exec, k),
+            Kernel::Gather(k) => indexing::gather(exec, k)?,
+            Kernel::ScatterAdd(k) => indexing::scatter_add(exec, k)?,
+            Kernel::MaxIndex(k) => groups::max_index(exec, k)?,
+            Kernel::MaxIndexGrad(k) => groups::max_index_grad(exec, k)?,
+            Kernel::Im2col(k) => window::im2col(exec, k)?,
+            Kernel::Col2im(k) => window::col2im(exec, k)?,
+            Kernel::MaxPool(k) => window::max_pool(exec, k)?,
+            Kernel::MaxPoolGrad(k) => window::max_pool_grad(exec, k)?,
+            Kernel::AvgPool(k) => window::avg_pool(exec, k)?,
+            Kernel::AvgPoolGrad(k) => window::avg_pool_grad(exec, k)?,
+            Kernel::Attention(k) => attention::attention(exec, k)?,
+            Kernel::AttentionDelta(k) => attention::attention_delta(exec, k)?,
+            Kernel::AttentionGradKv(k) => attention_grad::attention_grad_kv(exec, k)?,
+            Kernel::AttentionGradQ(k) => attention_grad::attention_grad_q(exec, k)?,
+            Kernel::AttentionGradMask(k) => attention_grad::attention_grad_mask(exec, k)?,
+            Kernel::Quantize(k) => quantize::quantize(exec, k)?,
+            Kernel::Dequantize(k) => quantize::dequantize(exec, k)?,
+            Kernel::Uniform(k) => random::uniform(exec, k)?,
+            Kernel::Normal(k) => random::normal(exec, k)?,
+            Kernel::Dropout(k) => random::dropout(exec, k)?,
+            Kernel::AdamW(k) => optimizer::adamw(exec, k)?,
         }
         Ok(())
     }

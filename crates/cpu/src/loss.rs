@@ -9,7 +9,7 @@ use crate::norm::Stat;
 use crate::reduce::Axis;
 use crate::softmax::{for_each_row, row_max, sum_exp};
 use crate::view::{BLOCK, Rows, Span, for_float, lanes, unsupported};
-use retape_core::kernel::{CrossEntropySpec, LossReduction};
+use retape_core::kernel::{self, ClassScores, CrossEntropySpec, LossReduction};
 use retape_core::layout::Shape;
 use retape_core::{DType, Error, Result, Tensor};
 
@@ -72,15 +72,6 @@ const TASK: usize = 16 * 1024;
 const SUMS: usize = 256;
 /// Classes whose gradients are summed at a time.
 const STRIP: usize = 1024;
-
-/// What all kernels of the family read. Rows run along the last dimension of the logits.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Scores<'a> {
-    pub logits: &'a Tensor,
-    pub target: &'a Tensor,
-    pub weight: Option<&'a Tensor>,
-    pub spec: CrossEntropySpec,
-}
 
 /// What relates a row's scores to probabilities: p = exp((x - most) - log).
 #[derive(Debug, Clone, Copy)]
@@ -153,8 +144,8 @@ struct Terms<T> {
 }
 
 impl<T: Float> Terms<T> {
-    fn of(kernel: &'static str, scores: Scores<'_>) -> Result<Terms<T>> {
-        let Scores { logits, target, weight, spec } = scores;
+    fn of(kernel: &'static str, scores: ClassScores<'_>) -> Result<Terms<T>> {
+        let ClassScores { logits, target, weight, spec } = scores;
         let x = Rows::<T>::of(logits);
         let weight = weight.map(|w| Rows::<T>::of(w).row(0));
         let targets = if target.dtype().is_float() {
@@ -271,16 +262,24 @@ fn upstream<T: Float>(g: &Tensor, spec: CrossEntropySpec, count: f64) -> impl Fn
     move |r| T::of(gs.at(if each { r } else { 0 }).wide() / count)
 }
 
-pub(crate) fn cross_entropy(exec: &Exec, scores: Scores<'_>, loss: &Tensor, stats: Option<&Tensor>) -> Result<()> {
-    for_float!("cross_entropy", scores.logits.dtype(), T => {
-        let terms = Terms::<T>::of("cross_entropy", scores)?;
-        let (xs, stats) = (&terms.x, stats.map(Rows::<T>::of));
-        let (out, reduction) = (Span::<T>::of(loss), scores.spec.reduction);
-        // Some rows a task, by their number alone; a sum for each task.
-        let batch = (TASK / xs.width).max(xs.count.div_ceil(SUMS)).max(1);
-        let mut sums = [0f64; SUMS];
-        let own = Span::over(&mut sums);
-        exec.run::<T>(xs.count.div_ceil(batch), xs.count * xs.width * 12, #[inline(always)] |task| {
+pub(crate) fn cross_entropy(exec: &Exec, k: &kernel::CrossEntropy<'_>) -> Result<()> {
+    for_float!("cross_entropy", k.scores.logits.dtype(), T => cross_entropy_of::<T>(exec, k))?
+}
+
+fn cross_entropy_of<T: Float>(exec: &Exec, k: &kernel::CrossEntropy<'_>) -> Result<()> {
+    let kernel::CrossEntropy { scores, loss, stats } = *k;
+    let terms = Terms::<T>::of("cross_entropy", scores)?;
+    let (xs, stats) = (&terms.x, stats.map(Rows::<T>::of));
+    let (out, reduction) = (Span::<T>::of(loss), scores.spec.reduction);
+    // Some rows a task, by their number alone; a sum for each task.
+    let batch = (TASK / xs.width).max(xs.count.div_ceil(SUMS)).max(1);
+    let mut sums = [0f64; SUMS];
+    let own = Span::over(&mut sums);
+    exec.run::<T>(
+        xs.count.div_ceil(batch),
+        xs.count * xs.width * 12,
+        #[inline(always)]
+        |task| {
             let mut sum = 0.0;
             for r in task * batch..((task + 1) * batch).min(xs.count) {
                 // A match: SIMD wouldn't reach into a closure given to `map_or`.
@@ -300,27 +299,31 @@ pub(crate) fn cross_entropy(exec: &Exec, scores: Scores<'_>, loss: &Tensor, stat
                 sum += loss;
             }
             own.set(task, sum);
-        });
-        if reduction != LossReduction::None {
-            out.set(0, T::of(sums.iter().sum::<f64>() / terms.count));
-        }
-    });
+        },
+    );
+    if reduction != LossReduction::None {
+        out.set(0, T::of(sums.iter().sum::<f64>() / terms.count));
+    }
     Ok(())
 }
 
 /// out = g (softmax mass - w q) / count.
-pub(crate) fn cross_entropy_grad(
-    exec: &Exec,
-    scores: Scores<'_>,
-    stats: &Tensor,
-    g: &Tensor,
-    out: &Tensor,
-) -> Result<()> {
-    for_float!("cross_entropy_grad", scores.logits.dtype(), T => {
-        let terms = Terms::<T>::of("cross_entropy_grad", scores)?;
-        let (xs, outs, stats) = (&terms.x, Rows::<T>::of(out), Rows::<T>::of(stats));
-        let upstream = upstream::<T>(g, scores.spec, terms.count);
-        for_each_row::<T>(exec, xs.count, xs.width, 10, #[inline(always)] |r| {
+pub(crate) fn cross_entropy_grad(exec: &Exec, k: &kernel::CrossEntropyGrad<'_>) -> Result<()> {
+    for_float!("cross_entropy_grad", k.scores.logits.dtype(), T => cross_entropy_grad_of::<T>(exec, k))?
+}
+
+fn cross_entropy_grad_of<T: Float>(exec: &Exec, k: &kernel::CrossEntropyGrad<'_>) -> Result<()> {
+    let kernel::CrossEntropyGrad { scores, stats, g, out } = *k;
+    let terms = Terms::<T>::of("cross_entropy_grad", scores)?;
+    let (xs, outs, stats) = (&terms.x, Rows::<T>::of(out), Rows::<T>::of(stats));
+    let upstream = upstream::<T>(g, scores.spec, terms.count);
+    for_each_row::<T>(
+        exec,
+        xs.count,
+        xs.width,
+        10,
+        #[inline(always)]
+        |r| {
             let (x, o, base) = (xs.row(r), outs.row(r), Base::read(&stats, r));
             let class = match terms.class(r) {
                 Ok(class) if !base.is_nothing() => class,
@@ -336,33 +339,59 @@ pub(crate) fn cross_entropy_grad(
                 }
                 o.store(i, grads);
             }
-        });
-    });
+        },
+    );
     Ok(())
 }
 
 /// out = -g w / count at the target, else 0.
-pub(crate) fn nll_loss_grad(exec: &Exec, scores: Scores<'_>, g: &Tensor, out: &Tensor) -> Result<()> {
-    for_float!("nll_loss_grad", out.dtype(), T => {
-        let terms = Terms::<T>::of("nll_loss_grad", scores)?;
-        let (outs, upstream) = (Rows::<T>::of(out), upstream::<T>(g, scores.spec, terms.count));
-        for_each_row::<T>(exec, outs.count, outs.width, 1, #[inline(always)] |r| {
+pub(crate) fn nll_loss_grad(exec: &Exec, k: &kernel::NllLossGrad<'_>) -> Result<()> {
+    for_float!("nll_loss_grad", k.out.dtype(), T => nll_loss_grad_of::<T>(exec, k))?
+}
+
+fn nll_loss_grad_of<T: Float>(exec: &Exec, k: &kernel::NllLossGrad<'_>) -> Result<()> {
+    let kernel::NllLossGrad { target, weight, g, spec, out } = *k;
+    // Log-probabilities aren't read: `out` stands in for them.
+    let scores = ClassScores { logits: out, target, weight, spec };
+
+    let terms = Terms::<T>::of("nll_loss_grad", scores)?;
+    let (outs, upstream) = (Rows::<T>::of(out), upstream::<T>(g, scores.spec, terms.count));
+    for_each_row::<T>(
+        exec,
+        outs.count,
+        outs.width,
+        1,
+        #[inline(always)]
+        |r| {
             outs.row(r).fill(T::ZERO);
             if let Ok(Some(t)) = terms.class(r) {
                 outs.row(r).set(t, -(upstream(r) * terms.of_class(t)));
             }
-        });
-    });
+        },
+    );
     Ok(())
 }
 
 /// out = g (1 - smoothing) w ((m - logits) + log) / count.
-pub(crate) fn target_grad(exec: &Exec, scores: Scores<'_>, stats: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
-    for_float!("cross_entropy_target_grad", scores.logits.dtype(), T => {
-        let terms = Terms::<T>::of("cross_entropy_target_grad", scores)?;
-        let (xs, outs, stats) = (&terms.x, Rows::<T>::of(out), Rows::<T>::of(stats));
-        let upstream = upstream::<T>(g, scores.spec, terms.count);
-        for_each_row::<T>(exec, xs.count, xs.width, 4, #[inline(always)] |r| {
+pub(crate) fn target_grad(exec: &Exec, k: &kernel::CrossEntropyTargetGrad<'_>) -> Result<()> {
+    for_float!("cross_entropy_target_grad", k.logits.dtype(), T => target_grad_of::<T>(exec, k))?
+}
+
+fn target_grad_of<T: Float>(exec: &Exec, k: &kernel::CrossEntropyTargetGrad<'_>) -> Result<()> {
+    let kernel::CrossEntropyTargetGrad { logits, weight, stats, g, spec, out } = *k;
+    // The target isn't read: the logits stand in for it.
+    let scores = ClassScores { logits, target: logits, weight, spec };
+
+    let terms = Terms::<T>::of("cross_entropy_target_grad", scores)?;
+    let (xs, outs, stats) = (&terms.x, Rows::<T>::of(out), Rows::<T>::of(stats));
+    let upstream = upstream::<T>(g, scores.spec, terms.count);
+    for_each_row::<T>(
+        exec,
+        xs.count,
+        xs.width,
+        4,
+        #[inline(always)]
+        |r| {
             let (x, o, scale) = (xs.row(r), outs.row(r), upstream(r) * terms.keep);
             let base = Base::read(&stats, r).finite();
             for i in (0..o.len()).step_by(BLOCK) {
@@ -371,58 +400,61 @@ pub(crate) fn target_grad(exec: &Exec, scores: Scores<'_>, stats: &Tensor, g: &T
                 let none = lanes!(j => terms.keep * w[j] == T::ZERO);
                 o.store(i, lanes!(j => if none[j] { T::ZERO } else { scale * w[j] * base.surprise(v[j]) }));
             }
-        });
-    });
+        },
+    );
     Ok(())
 }
 
 /// out_c = the sum over rows of g q_c ((m - x_c) + log) / count; and where the count is a sum of weights, less what a weight
 /// takes from the mean by being in it. Class weights are seldom learned: one thread.
-pub(crate) fn weight_grad(scores: Scores<'_>, stats: Option<&Tensor>, g: &Tensor, out: &Tensor) -> Result<()> {
-    for_float!("cross_entropy_weight_grad", scores.logits.dtype(), T => {
-        let terms = Terms::<T>::of("cross_entropy_weight_grad", scores)?;
-        let (stats, upstream) = (stats.map(Rows::<T>::of), upstream::<T>(g, scores.spec, terms.count));
-        let classes = terms.x.width;
-        // Of some classes: the sums, and the rows that each is the target of.
-        let strip = |first: usize, end: usize| {
-            let (mut sums, mut rows) = ([0f64; STRIP], [0f64; STRIP]);
-            for r in 0..terms.x.count {
-                let Ok(class) = terms.class(r) else { continue };
-                let (x, scale) = (terms.x.row(r), upstream(r).wide());
-                let base = stats.as_ref().map_or(Base::NONE, |stats| Base::read(stats, r).finite());
-                for i in (first..end).step_by(BLOCK) {
-                    let q = terms.shares(r, i);
-                    for c in i..end.min(i + BLOCK) {
-                        let own = if class == Some(c) { terms.keep } else { T::ZERO };
-                        let q = (q[c - i] + own).wide();
-                        // Of what has no share nothing counts, were it infinite.
-                        sums[c - first] += if q == 0.0 { 0.0 } else { scale * q * base.surprise_wide(x.get(c)) };
-                    }
-                }
-                if let Some(t) = class.filter(|t| (first..end).contains(t)) {
-                    rows[t - first] += 1.0;
+pub(crate) fn weight_grad(k: &kernel::CrossEntropyWeightGrad<'_>) -> Result<()> {
+    for_float!("cross_entropy_weight_grad", k.scores.logits.dtype(), T => weight_grad_of::<T>(k))?
+}
+
+fn weight_grad_of<T: Float>(k: &kernel::CrossEntropyWeightGrad<'_>) -> Result<()> {
+    let kernel::CrossEntropyWeightGrad { scores, stats, g, out } = *k;
+    let terms = Terms::<T>::of("cross_entropy_weight_grad", scores)?;
+    let (stats, upstream) = (stats.map(Rows::<T>::of), upstream::<T>(g, scores.spec, terms.count));
+    let classes = terms.x.width;
+    // Of some classes: the sums, and the rows that each is the target of.
+    let strip = |first: usize, end: usize| {
+        let (mut sums, mut rows) = ([0f64; STRIP], [0f64; STRIP]);
+        for r in 0..terms.x.count {
+            let Ok(class) = terms.class(r) else { continue };
+            let (x, scale) = (terms.x.row(r), upstream(r).wide());
+            let base = stats.as_ref().map_or(Base::NONE, |stats| Base::read(stats, r).finite());
+            for i in (first..end).step_by(BLOCK) {
+                let q = terms.shares(r, i);
+                for c in i..end.min(i + BLOCK) {
+                    let own = if class == Some(c) { terms.keep } else { T::ZERO };
+                    let q = (q[c - i] + own).wide();
+                    // Of what has no share nothing counts, were it infinite.
+                    sums[c - first] += if q == 0.0 { 0.0 } else { scale * q * base.surprise_wide(x.get(c)) };
                 }
             }
-            (sums, rows)
-        };
-        let strips = || (0..classes).step_by(STRIP).map(|first| (first, classes.min(first + STRIP)));
-        let weighed = |(first, end): (usize, usize)| {
-            let (sums, _) = strip(first, end);
-            let counts = (first..end).filter(|&c| terms.of_class(c) != T::ZERO);
-            counts.map(|c| terms.of_class(c).wide() * sums[c - first]).sum::<f64>()
-        };
-        let mean: f64 = match scores.spec.reduction {
-            LossReduction::Mean => strips().map(weighed).sum::<f64>() / terms.count,
-            _ => 0.0,
-        };
-        let outs = Span::<T>::of(out);
-        for (first, end) in strips() {
-            let (sums, rows) = strip(first, end);
-            for c in first..end {
-                let (sum, rows) = (sums[c - first], rows[c - first]);
-                outs.set(c, T::of(if rows > 0.0 { sum - mean * rows } else { sum }));
+            if let Some(t) = class.filter(|t| (first..end).contains(t)) {
+                rows[t - first] += 1.0;
             }
         }
-    });
+        (sums, rows)
+    };
+    let strips = || (0..classes).step_by(STRIP).map(|first| (first, classes.min(first + STRIP)));
+    let weighed = |(first, end): (usize, usize)| {
+        let (sums, _) = strip(first, end);
+        let counts = (first..end).filter(|&c| terms.of_class(c) != T::ZERO);
+        counts.map(|c| terms.of_class(c).wide() * sums[c - first]).sum::<f64>()
+    };
+    let mean: f64 = match scores.spec.reduction {
+        LossReduction::Mean => strips().map(weighed).sum::<f64>() / terms.count,
+        _ => 0.0,
+    };
+    let outs = Span::<T>::of(out);
+    for (first, end) in strips() {
+        let (sums, rows) = strip(first, end);
+        for c in first..end {
+            let (sum, rows) = (sums[c - first], rows[c - first]);
+            outs.set(c, T::of(if rows > 0.0 { sum - mean * rows } else { sum }));
+        }
+    }
     Ok(())
 }

@@ -10,7 +10,7 @@ use crate::exec::Exec;
 use crate::math::{DEPTH, Float, sum_blocks, sums_of_blocks};
 use crate::softmax::for_each_row;
 use crate::view::{BLOCK, Rows, Span, for_float, lanes};
-use retape_core::{Result, Tensor};
+use retape_core::{Result, Tensor, kernel};
 use std::ops::Range;
 
 /// Columns of one task of the parameters' gradients; the most pieces that rows are cut into, and fewest rows of one.
@@ -145,59 +145,66 @@ fn centred<T: Float>(x: T, (shift, factor): (T, T)) -> T {
     Float::mul_add(x, T::of(0.5), shift) * factor
 }
 
-/// Operands of [`layer_norm`].
-#[derive(Debug)]
-pub(crate) struct LayerNorm<'a> {
-    pub x: &'a Tensor,
-    pub weight: Option<&'a Tensor>,
-    pub bias: Option<&'a Tensor>,
-    pub eps: f64,
-    pub out: &'a Tensor,
-    pub mean: Option<&'a Tensor>,
-    pub rstd: &'a Tensor,
+pub(crate) fn layer_norm(exec: &Exec, k: &kernel::LayerNorm<'_>) -> Result<()> {
+    for_float!("layer_norm", k.x.dtype(), T => layer_norm_of::<T>(exec, k))
 }
 
-pub(crate) fn layer_norm(exec: &Exec, op: LayerNorm<'_>) -> Result<()> {
-    for_float!("layer_norm", op.x.dtype(), T => {
-            let (xs, outs) = (Rows::<T>::of(op.x), Rows::<T>::of(op.out));
-            let (means, rstds) = (op.mean.map(Stat::<T>::of), Stat::<T>::of(op.rstd));
-            let (weight, bias) = (vector::<T>(op.weight), vector::<T>(op.bias));
-            let (n, eps) = (T::of(xs.width as f64), T::of(op.eps));
-            // Squares that add up to less have lost digits; and so has a variance that is a smaller part of the mean's square.
-            let (least, part) = if size_of::<T>() == 4 { (T::of(1e-30), T::of(1e-6)) } else { (T::of(1e-290), T::ZERO) };
-            for_each_row::<T>(exec, xs.count, xs.width, 4, #[inline(always)] |r| {
-                let (x, o) = (xs.row(r), outs.row(r));
-                let mean = match &means {
-                    Some(_) => sum_blocks(x.len(), #[inline(always)] |i| x.load::<BLOCK>(i, T::ZERO)) / n,
-                    None => T::ZERO,
-                };
-                let squares = sum_blocks(x.len(), #[inline(always)] |i| {
+fn layer_norm_of<T: Float>(exec: &Exec, k: &kernel::LayerNorm<'_>) {
+    let kernel::LayerNorm { x, weight, bias, out, mean, rstd, .. } = *k;
+    let (xs, outs) = (Rows::<T>::of(x), Rows::<T>::of(out));
+    let (means, rstds) = (mean.map(Stat::<T>::of), Stat::<T>::of(rstd));
+    let (weight, bias) = (vector::<T>(weight), vector::<T>(bias));
+    let (n, eps) = (T::of(xs.width as f64), T::of(k.eps));
+    // Squares that add up to less have lost digits; and so has a variance that is a smaller part of the mean's square.
+    let (least, part) = if size_of::<T>() == 4 { (T::of(1e-30), T::of(1e-6)) } else { (T::of(1e-290), T::ZERO) };
+    for_each_row::<T>(
+        exec,
+        xs.count,
+        xs.width,
+        4,
+        #[inline(always)]
+        |r| {
+            let (x, o) = (xs.row(r), outs.row(r));
+            let mean = match &means {
+                Some(_) => {
+                    sum_blocks(
+                        x.len(),
+                        #[inline(always)]
+                        |i| x.load::<BLOCK>(i, T::ZERO),
+                    ) / n
+                }
+                None => T::ZERO,
+            };
+            let squares = sum_blocks(
+                x.len(),
+                #[inline(always)]
+                |i| {
                     let v = x.load::<BLOCK>(i, mean);
-    lanes!(j => (v[j] - mean) * (v[j] - mean))
-                });
-                let (variance, within) = (squares / n, mean * mean * part);
-                let spread = variance + eps;
-                if !(spread >= least && spread < T::INFINITY && variance >= within) {
-                    let far = FarRow::of(x, means.is_some(), op.eps);
-                    if let Some(means) = &means {
-                        means.put(r, T::of(far.mean / far.scale));
-                    }
-                    rstds.put(r, T::of(far.rstd * far.scale));
-                    return far.write(x, weight, bias, o);
-                }
-                let rstd = T::ONE / spread.root();
+                    lanes!(j => (v[j] - mean) * (v[j] - mean))
+                },
+            );
+            let (variance, within) = (squares / n, mean * mean * part);
+            let spread = variance + eps;
+            if !(spread >= least && spread < T::INFINITY && variance >= within) {
+                let far = FarRow::of(x, means.is_some(), k.eps);
                 if let Some(means) = &means {
-                    means.put(r, mean);
+                    means.put(r, T::of(far.mean / far.scale));
                 }
-                rstds.put(r, rstd);
-                for i in (0..x.len()).step_by(BLOCK) {
-                    let v = x.load::<BLOCK>(i, T::ZERO);
-                    let (w, b) = (block_or(weight, i, T::ONE), block_or(bias, i, T::ZERO));
-                    o.store(i, lanes!(j => Float::mul_add((v[j] - mean) * rstd, w[j], b[j])));
-                }
-            });
-        });
-    Ok(())
+                rstds.put(r, T::of(far.rstd * far.scale));
+                return far.write(x, weight, bias, o);
+            }
+            let rstd = T::ONE / spread.root();
+            if let Some(means) = &means {
+                means.put(r, mean);
+            }
+            rstds.put(r, rstd);
+            for i in (0..x.len()).step_by(BLOCK) {
+                let v = x.load::<BLOCK>(i, T::ZERO);
+                let (w, b) = (block_or(weight, i, T::ONE), block_or(bias, i, T::ZERO));
+                o.store(i, lanes!(j => Float::mul_add((v[j] - mean) * rstd, w[j], b[j])));
+            }
+        },
+    );
 }
 
 /// Block `i` of a row's xhat and e.
@@ -214,71 +221,78 @@ fn xhat_and_e<T: Float>(
     (lanes!(j => centred(v[j], by)), lanes!(j => d[j] * w[j]))
 }
 
-pub(crate) fn layer_norm_grad(
-    exec: &Exec,
-    x: &Tensor,
-    weight: Option<&Tensor>,
-    (mean, rstd): (Option<&Tensor>, &Tensor),
-    g: &Tensor,
-    out: &Tensor,
-) -> Result<()> {
-    for_float!("layer_norm_grad", x.dtype(), T => {
-        let (xs, gs, outs) = (Rows::<T>::of(x), Rows::<T>::of(g), Rows::<T>::of(out));
-        let (means, rstds, weight) = (mean.map(Stat::<T>::of), Stat::<T>::of(rstd), vector::<T>(weight));
-        let n = T::of(xs.width as f64);
-        for_each_row::<T>(exec, xs.count, xs.width, 4, #[inline(always)] |r| {
+pub(crate) fn layer_norm_grad(exec: &Exec, k: &kernel::LayerNormGrad<'_>) -> Result<()> {
+    for_float!("layer_norm_grad", k.x.dtype(), T => layer_norm_grad_of::<T>(exec, k))
+}
+
+fn layer_norm_grad_of<T: Float>(exec: &Exec, k: &kernel::LayerNormGrad<'_>) {
+    let kernel::LayerNormGrad { x, weight, mean, rstd, g, out } = *k;
+    let (xs, gs, outs) = (Rows::<T>::of(x), Rows::<T>::of(g), Rows::<T>::of(out));
+    let (means, rstds, weight) = (mean.map(Stat::<T>::of), Stat::<T>::of(rstd), vector::<T>(weight));
+    let n = T::of(xs.width as f64);
+    for_each_row::<T>(
+        exec,
+        xs.count,
+        xs.width,
+        4,
+        #[inline(always)]
+        |r| {
             let (x, g, o) = (xs.row(r), gs.row(r), outs.row(r));
             let (mean, rstd) = (means.as_ref().map_or(T::ZERO, |m| m.at(r)), rstds.at(r));
             if is_far(mean, rstd) {
                 return far_grad(x, weight, (wide_mean(&xs, r..r + 1), rstd.wide()), g, o);
             }
-            let [e_sum, ex_sum] = sums_of_blocks(x.len(), #[inline(always)] |i| {
-                let (xhat, e) = xhat_and_e(x, g, weight, (mean, rstd), i);
-                [e, lanes!(j => xhat[j] * e[j])]
-            });
+            let [e_sum, ex_sum] = sums_of_blocks(
+                x.len(),
+                #[inline(always)]
+                |i| {
+                    let (xhat, e) = xhat_and_e(x, g, weight, (mean, rstd), i);
+                    [e, lanes!(j => xhat[j] * e[j])]
+                },
+            );
             let e_mean = if means.is_some() { e_sum / n } else { T::ZERO };
             let ex_mean = ex_sum / n;
             for i in (0..x.len()).step_by(BLOCK) {
                 let (xhat, e) = xhat_and_e(x, g, weight, (mean, rstd), i);
                 o.store(i, lanes!(j => rstd * (e[j] - e_mean - xhat[j] * ex_mean)));
             }
-        });
-    });
-    Ok(())
+        },
+    );
 }
 
 /// dweight = sum over rows of g xhat, dbias = sum of g. Columns are cut into strips; where these are few, rows are cut into
 /// pieces by their number alone, and the pieces' sums added in order. DEPTH rows are added in the tensor's dtype, such sums
 /// in f64.
-pub(crate) fn layer_norm_param_grad(
-    exec: &Exec,
-    x: &Tensor,
-    (mean, rstd): (Option<&Tensor>, &Tensor),
-    g: &Tensor,
-    dweight: Option<&Tensor>,
-    dbias: Option<&Tensor>,
-) -> Result<()> {
-    for_float!("layer_norm_param_grad", x.dtype(), T => {
-        let (xs, gs) = (Rows::<T>::of(x), Rows::<T>::of(g));
-        let (means, rstds) = (mean.map(Stat::<T>::of), Stat::<T>::of(rstd));
-        let (rows, n) = (xs.count, xs.width);
-        // Rows that were normalised as one.
-        let together = mean.map_or(1, |mean| mean.layout().repeats());
-        let strips = n.div_ceil(COLUMNS);
-        let piece = if strips >= 16 { rows } else { rows.div_ceil(PIECES).next_multiple_of(ROWS) };
-        let pieces = rows.div_ceil(piece.max(1)).max(1);
-        // Of each strip and piece: the sums of g xhat, then those of g.
-        let mut scratch = exec.scratch::<f64>(if pieces > 1 { strips * pieces * 2 * COLUMNS } else { 0 });
-        let parts = Span::over(scratch.memory());
-        let outs = [vector::<T>(dweight), vector::<T>(dbias)];
-        let put = |strip: usize, totals: &[[f64; COLUMNS]; 2]| {
-            for (out, totals) in outs.iter().zip(totals) {
-                let Some(out) = out else { continue };
-                let first = strip * COLUMNS;
-                (first..n.min(first + COLUMNS)).for_each(|c| out.set(c, T::of(totals[c - first])));
-            }
-        };
-        exec.run::<T>(strips * pieces, rows * n * 3, #[inline(always)] |task| {
+pub(crate) fn layer_norm_param_grad(exec: &Exec, k: &kernel::LayerNormParamGrad<'_>) -> Result<()> {
+    for_float!("layer_norm_param_grad", k.x.dtype(), T => layer_norm_param_grad_of::<T>(exec, k))
+}
+
+fn layer_norm_param_grad_of<T: Float>(exec: &Exec, k: &kernel::LayerNormParamGrad<'_>) {
+    let kernel::LayerNormParamGrad { x, mean, rstd, g, dweight, dbias } = *k;
+    let (xs, gs) = (Rows::<T>::of(x), Rows::<T>::of(g));
+    let (means, rstds) = (mean.map(Stat::<T>::of), Stat::<T>::of(rstd));
+    let (rows, n) = (xs.count, xs.width);
+    // Rows that were normalised as one.
+    let together = mean.map_or(1, |mean| mean.layout().repeats());
+    let strips = n.div_ceil(COLUMNS);
+    let piece = if strips >= 16 { rows } else { rows.div_ceil(PIECES).next_multiple_of(ROWS) };
+    let pieces = rows.div_ceil(piece.max(1)).max(1);
+    // Of each strip and piece: the sums of g xhat, then those of g.
+    let mut scratch = exec.scratch::<f64>(if pieces > 1 { strips * pieces * 2 * COLUMNS } else { 0 });
+    let parts = Span::over(scratch.memory());
+    let outs = [vector::<T>(dweight), vector::<T>(dbias)];
+    let put = |strip: usize, totals: &[[f64; COLUMNS]; 2]| {
+        for (out, totals) in outs.iter().zip(totals) {
+            let Some(out) = out else { continue };
+            let first = strip * COLUMNS;
+            (first..n.min(first + COLUMNS)).for_each(|c| out.set(c, T::of(totals[c - first])));
+        }
+    };
+    exec.run::<T>(
+        strips * pieces,
+        rows * n * 3,
+        #[inline(always)]
+        |task| {
             let (strip, p) = (task / pieces, task % pieces);
             let (first, end) = (strip * COLUMNS, n.min((strip + 1) * COLUMNS));
             let (from, to) = (p * piece, rows.min((p + 1) * piece));
@@ -318,18 +332,17 @@ pub(crate) fn layer_norm_param_grad(
             } else {
                 put(strip, &totals);
             }
-        });
-        for strip in 0..strips {
-            if pieces == 1 {
-                break;
-            }
-            let mut totals = [[0f64; COLUMNS]; 2];
-            for p in 0..pieces {
-                let part = parts.sub((strip * pieces + p) * 2 * COLUMNS, 2 * COLUMNS).as_slice();
-                totals.as_flattened_mut().iter_mut().zip(part).for_each(|(total, part)| *total += part);
-            }
-            put(strip, &totals);
+        },
+    );
+    for strip in 0..strips {
+        if pieces == 1 {
+            break;
         }
-    });
-    Ok(())
+        let mut totals = [[0f64; COLUMNS]; 2];
+        for p in 0..pieces {
+            let part = parts.sub((strip * pieces + p) * 2 * COLUMNS, 2 * COLUMNS).as_slice();
+            totals.as_flattened_mut().iter_mut().zip(part).for_each(|(total, part)| *total += part);
+        }
+        put(strip, &totals);
+    }
 }

@@ -8,29 +8,32 @@ use crate::math::{Float, reduce_blocks};
 use crate::random::words;
 use crate::softmax::for_each_row;
 use crate::view::{BLOCK, Rows, Span, for_float, lanes};
-use retape_core::kernel::RandomStream;
-use retape_core::{Result, Tensor};
+use retape_core::Result;
+use retape_core::kernel::{self, RandomStream};
 
-pub(crate) fn quantize(
-    exec: &Exec,
-    x: &Tensor,
-    (group, rounding): (usize, Option<RandomStream>),
-    q: &Tensor,
-    scales: &Tensor,
-) -> Result<()> {
-    for_float!("quantize", x.dtype(), T => {
-        let (xs, qs, scales) = (Rows::<T>::of(x), Rows::<u8>::of(q), Span::<T>::of(scales));
-        let groups = xs.width.div_ceil(group);
-        for_each_row::<T>(exec, xs.count, xs.width, 3, #[inline(always)] |r| {
+pub(crate) fn quantize(exec: &Exec, k: &kernel::Quantize<'_>) -> Result<()> {
+    for_float!("quantize", k.x.dtype(), T => quantize_of::<T>(exec, k))
+}
+
+fn quantize_of<T: Float>(exec: &Exec, k: &kernel::Quantize<'_>) {
+    let kernel::Quantize { x, group, rounding, q, scales } = *k;
+    let (xs, qs, scales) = (Rows::<T>::of(x), Rows::<u8>::of(q), Span::<T>::of(scales));
+    let groups = xs.width.div_ceil(group);
+    for_each_row::<T>(
+        exec,
+        xs.count,
+        xs.width,
+        3,
+        #[inline(always)]
+        |r| {
             let (x, q) = (xs.row(r), qs.row(r));
             for k in 0..groups {
                 let (first, len) = (k * group, group.min(xs.width - k * group));
                 let draws = rounding.map(|stream| (stream, (r * xs.width + first) as u64));
                 scales.set(r * groups + k, quantize_group::<T>(x.sub(first, len), q.sub(first, len), draws));
             }
-        });
-    });
-    Ok(())
+        },
+    );
 }
 
 /// Quantizes one group and gives its scale. `draws`: the stream that decides what is rounded up, and the first element's
@@ -70,12 +73,22 @@ fn quantize_group<T: Float>(x: Span<T>, q: Span<u8>, draws: Option<(RandomStream
     if finite { absmax } else { T::of(f64::NAN) }
 }
 
-pub(crate) fn dequantize(exec: &Exec, q: &Tensor, scales: &Tensor, group: usize, out: &Tensor) -> Result<()> {
-    for_float!("dequantize", out.dtype(), T => {
-        let (qs, outs) = (Rows::<u8>::of(q), Rows::<T>::of(out));
-        let scales = Rows::<T>::of(scales);
-        let (groups, step) = (outs.width.div_ceil(group), T::of(1.0 / 127.0));
-        for_each_row::<T>(exec, outs.count, outs.width, 2, #[inline(always)] |r| {
+pub(crate) fn dequantize(exec: &Exec, k: &kernel::Dequantize<'_>) -> Result<()> {
+    for_float!("dequantize", k.out.dtype(), T => dequantize_of::<T>(exec, k))
+}
+
+fn dequantize_of<T: Float>(exec: &Exec, k: &kernel::Dequantize<'_>) {
+    let kernel::Dequantize { q, scales, group, out } = *k;
+    let (qs, outs) = (Rows::<u8>::of(q), Rows::<T>::of(out));
+    let scales = Rows::<T>::of(scales);
+    let (groups, step) = (outs.width.div_ceil(group), T::of(1.0 / 127.0));
+    for_each_row::<T>(
+        exec,
+        outs.count,
+        outs.width,
+        2,
+        #[inline(always)]
+        |r| {
             let (q, o) = (qs.row(r), outs.row(r));
             for k in 0..groups {
                 let (first, len) = (k * group, group.min(outs.width - k * group));
@@ -86,7 +99,6 @@ pub(crate) fn dequantize(exec: &Exec, q: &Tensor, scales: &Tensor, group: usize,
                     o.store(i, lanes!(j => T::of_byte(block[j]) * step * scale));
                 }
             }
-        });
-    });
-    Ok(())
+        },
+    );
 }

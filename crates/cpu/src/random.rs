@@ -4,8 +4,8 @@
 use crate::exec::{Exec, Target};
 use crate::math::Float;
 use crate::view::{BLOCK, Nest, Span, for_float, lanes};
-use retape_core::kernel::RandomStream;
-use retape_core::{DType, Result, Tensor};
+use retape_core::kernel::{self, RandomStream};
+use retape_core::{DType, Result};
 
 /// Numbers of one task; a multiple of the block.
 const TASK: usize = 16 * 1024;
@@ -68,61 +68,82 @@ fn for_each_block<T: Target>(exec: &Exec, len: usize, cost: usize, body: impl Fn
 
 /// Uniform numbers in [0, 1): the word's upper 24 bits for f32, all 32 for f64, 11 and 8 for f16 and bf16: all that
 /// the dtype holds, so that none is rounded up to 1.
-pub(crate) fn uniform(exec: &Exec, stream: RandomStream, out: &Tensor) -> Result<()> {
-    for_float!("uniform", out.dtype(), T => {
-            let outs = Span::<T>::of(out);
-            let drop = match out.dtype() {
-                DType::F64 => 0,
-                DType::F16 => 32 - 11,
-                DType::BF16 => 32 - 8,
-                _ => 8,
-            };
-            let unit = T::of(2f64.powi(drop - 32));
-            for_each_block::<T>(exec, outs.len(), 8, #[inline(always)] |i, _| {
-                let words = words(stream, i as u64);
-    outs.store(i, lanes!(j => T::of_word(words[j] >> drop) * unit));
-            });
-        });
-    Ok(())
+pub(crate) fn uniform(exec: &Exec, k: &kernel::Uniform<'_>) -> Result<()> {
+    for_float!("uniform", k.out.dtype(), T => uniform_of::<T>(exec, k))
+}
+
+fn uniform_of<T: Float>(exec: &Exec, k: &kernel::Uniform<'_>) {
+    let kernel::Uniform { stream, out } = *k;
+    let outs = Span::<T>::of(out);
+    let drop = match out.dtype() {
+        DType::F64 => 0,
+        DType::F16 => 32 - 11,
+        DType::BF16 => 32 - 8,
+        _ => 8,
+    };
+    let unit = T::of(2f64.powi(drop - 32));
+    for_each_block::<T>(
+        exec,
+        outs.len(),
+        8,
+        #[inline(always)]
+        |i, _| {
+            let words = words(stream, i as u64);
+            outs.store(i, lanes!(j => T::of_word(words[j] >> drop) * unit));
+        },
+    );
 }
 
 /// Normal numbers of standard deviation `std`: element i is sqrt(-2 ln u) cos(2 pi v) with u, v in (0, 1) from words
 /// 2i and 2i+1 (Box and Muller 1958), in f64.
-pub(crate) fn normal(exec: &Exec, stream: RandomStream, std: f64, out: &Tensor) -> Result<()> {
-    for_float!("normal", out.dtype(), T => {
-        let outs = Span::<T>::of(out);
-        for_each_block::<T>(exec, outs.len(), 60, |i, len| {
-            for half in 0..2 {
-                let words = words(stream, (2 * i + half * BLOCK) as u64);
-                for j in 0..(BLOCK / 2).min(len.saturating_sub(half * BLOCK / 2)) {
-                    let unit = |w: u32| (w as f64 + 0.5) / 4_294_967_296.0;
-                    let (u, v) = (unit(words[2 * j]), unit(words[2 * j + 1]));
-                    let value = (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos();
-                    outs.set(i + half * BLOCK / 2 + j, T::of(std * value));
-                }
+pub(crate) fn normal(exec: &Exec, k: &kernel::Normal<'_>) -> Result<()> {
+    for_float!("normal", k.out.dtype(), T => normal_of::<T>(exec, k))
+}
+
+fn normal_of<T: Float>(exec: &Exec, k: &kernel::Normal<'_>) {
+    let kernel::Normal { stream, std, out } = *k;
+    let outs = Span::<T>::of(out);
+    for_each_block::<T>(exec, outs.len(), 60, |i, len| {
+        for half in 0..2 {
+            let words = words(stream, (2 * i + half * BLOCK) as u64);
+            for j in 0..(BLOCK / 2).min(len.saturating_sub(half * BLOCK / 2)) {
+                let unit = |w: u32| (w as f64 + 0.5) / 4_294_967_296.0;
+                let (u, v) = (unit(words[2 * j]), unit(words[2 * j + 1]));
+                let value = (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos();
+                outs.set(i + half * BLOCK / 2 + j, T::of(std * value));
             }
-        });
+        }
     });
-    Ok(())
 }
 
 /// out = 0 where the element's word is below the threshold of p, else x / (1 - p).
-pub(crate) fn dropout(exec: &Exec, x: &Tensor, p: f64, stream: RandomStream, out: &Tensor) -> Result<()> {
+pub(crate) fn dropout(exec: &Exec, k: &kernel::Dropout<'_>) -> Result<()> {
+    for_float!("dropout", k.x.dtype(), T => dropout_of::<T>(exec, k))
+}
+
+fn dropout_of<T: Float>(exec: &Exec, k: &kernel::Dropout<'_>) {
+    let kernel::Dropout { x, p, stream, out } = *k;
     let threshold = RandomStream::threshold(p);
-    for_float!("dropout", x.dtype(), T => {
-        let (xs, outs) = (Span::<T>::of(x), Span::<T>::of(out));
-        let keep = T::of(1.0 / (1.0 - p));
-        Nest::new([out, x]).for_each_run::<T>(exec, 8, #[inline(always)] |run| {
+
+    let (xs, outs) = (Span::<T>::of(x), Span::<T>::of(out));
+    let keep = T::of(1.0 / (1.0 - p));
+    Nest::new([out, x]).for_each_run::<T>(
+        exec,
+        8,
+        #[inline(always)]
+        |run| {
             let (o, x, first) = (run.of(0, outs), run.of(1, xs), run.start(0));
             for i in (0..run.len).step_by(BLOCK) {
                 let (words, x) = (words(stream, (first + i) as u64), x.load::<BLOCK>(i, T::ZERO));
-                o.store(i, lanes!(j => {
-                    if (words[j] as u64) < threshold { T::ZERO } else { x[j] * keep }
-                }));
+                o.store(
+                    i,
+                    lanes!(j => {
+                        if (words[j] as u64) < threshold { T::ZERO } else { x[j] * keep }
+                    }),
+                );
             }
-        });
-    });
-    Ok(())
+        },
+    );
 }
 
 #[cfg(test)]

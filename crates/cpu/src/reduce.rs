@@ -9,7 +9,7 @@ use crate::groups;
 use crate::halves::Cell;
 use crate::math::{DEPTH, Float, fold_lanes};
 use crate::view::{BLOCK, Span, for_float, merged, offset_of};
-use retape_core::kernel::ReduceFn;
+use retape_core::kernel::{self, ReduceFn};
 use retape_core::layout::{Shape, Strides};
 use retape_core::{Result, Tensor};
 
@@ -88,30 +88,55 @@ pub(crate) fn split_dims(x: &Tensor, out: &Tensor) -> (Shape, Shape) {
 }
 
 /// out = f over the dimensions where out has size 1 and x has not.
-pub(crate) fn reduce(exec: &Exec, f: ReduceFn, x: &Tensor, out: &Tensor) -> Result<()> {
-    for_float!("reduce", x.dtype(), T => match f {
+pub(crate) fn reduce(exec: &Exec, k: &kernel::Reduce<'_>) -> Result<()> {
+    for_float!("reduce", k.x.dtype(), T => reduce_of::<T>(exec, k))?
+}
+
+fn reduce_of<T: Float>(exec: &Exec, k: &kernel::Reduce<'_>) -> Result<()> {
+    let kernel::Reduce { f, x, out } = *k;
+    match f {
         ReduceFn::Sum => fold::<T>(
-            exec, x, out, (T::ZERO, DEPTH),
-            #[inline(always)] |a, b| a + b,
-            #[inline(always)] |a, b| a + b,
+            exec,
+            x,
+            out,
+            (T::ZERO, DEPTH),
+            #[inline(always)]
+            |a, b| a + b,
+            #[inline(always)]
+            |a, b| a + b,
         ),
         ReduceFn::Prod => fold::<T>(
-            exec, x, out, (T::ONE, 1),
-            #[inline(always)] |a, b| a * b,
-            #[inline(always)] |a, b| a * b,
+            exec,
+            x,
+            out,
+            (T::ONE, 1),
+            #[inline(always)]
+            |a, b| a * b,
+            #[inline(always)]
+            |a, b| a * b,
         ),
         ReduceFn::Max => fold::<T>(
-            exec, x, out, (-T::INFINITY, EXACT),
-            #[inline(always)] |a, b| a.larger(b),
-            #[inline(always)] |a, b| a.larger(b),
+            exec,
+            x,
+            out,
+            (-T::INFINITY, EXACT),
+            #[inline(always)]
+            |a, b| a.larger(b),
+            #[inline(always)]
+            |a, b| a.larger(b),
         ),
         ReduceFn::Min => fold::<T>(
-            exec, x, out, (T::INFINITY, EXACT),
-            #[inline(always)] |a, b| a.smaller(b),
-            #[inline(always)] |a, b| a.smaller(b),
+            exec,
+            x,
+            out,
+            (T::INFINITY, EXACT),
+            #[inline(always)]
+            |a, b| a.smaller(b),
+            #[inline(always)]
+            |a, b| a.smaller(b),
         ),
-        _ => return groups::reduce(exec, f, x, out),
-    });
+        _ => return groups::reduce(exec, k),
+    }
     Ok(())
 }
 
@@ -310,14 +335,23 @@ fn fold_columns<T: Float>(
 }
 
 /// out `[]` (f64) = sum of squares, in f64.
-pub(crate) fn squared_norm(exec: &Exec, x: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn squared_norm(exec: &Exec, k: &kernel::SquaredNorm<'_>) -> Result<()> {
+    for_float!("squared_norm", k.x.dtype(), T => squared_norm_of::<T>(exec, k))
+}
+
+fn squared_norm_of<T: Float>(exec: &Exec, k: &kernel::SquaredNorm<'_>) {
+    let kernel::SquaredNorm { x, out } = *k;
     let axis = Axis::new(x, &(0..x.rank()).collect::<Shape>());
     let len = axis.len;
     let piece = len.div_ceil(PIECES).max(PIECE).next_multiple_of(BLOCK);
     let mut parts = [0f64; PIECES];
-    for_float!("squared_norm", x.dtype(), T => {
-        let (xs, sums) = (Span::<T>::of(x), Span::over(&mut parts));
-        exec.run::<T>(len.div_ceil(piece), len, #[inline(always)] |p| {
+
+    let (xs, sums) = (Span::<T>::of(x), Span::over(&mut parts));
+    exec.run::<T>(
+        len.div_ceil(piece),
+        len,
+        #[inline(always)]
+        |p| {
             let mut lanes = [0f64; BLOCK];
             let end = len.min((p + 1) * piece);
             for i in (p * piece..end).step_by(BLOCK) {
@@ -327,9 +361,16 @@ pub(crate) fn squared_norm(exec: &Exec, x: &Tensor, out: &Tensor) -> Result<()> 
                     lanes[j] = f64::mul_add(v, v, lanes[j]);
                 }
             }
-            sums.set(p, fold_lanes(lanes, #[inline(always)] |a, b| a + b));
-        });
-    });
+            sums.set(
+                p,
+                fold_lanes(
+                    lanes,
+                    #[inline(always)]
+                    |a, b| a + b,
+                ),
+            );
+        },
+    );
+
     Span::<f64>::of(out).set(0, parts.iter().sum());
-    Ok(())
 }

@@ -5,7 +5,7 @@ use crate::groups::piece_of;
 use crate::math::Float;
 use crate::reduce::Axis;
 use crate::view::{Span, for_float};
-use retape_core::kernel::ScanFn;
+use retape_core::kernel::{self, ScanFn};
 use retape_core::layout::Shape;
 use retape_core::{Result, Tensor};
 
@@ -53,10 +53,18 @@ impl<T: Float> Lines<T> {
 }
 
 /// out = running fold of x along `dim`.
-pub(crate) fn scan(exec: &Exec, f: ScanFn, x: &Tensor, dim: usize, out: &Tensor) -> Result<()> {
-    for_float!("scan", x.dtype(), T => {
-        let (xs, outs) = (Lines::<T>::of(x, dim), Lines::<T>::of(out, dim));
-        xs.for_each(exec, 2, #[inline(always)] |k| {
+pub(crate) fn scan(exec: &Exec, k: &kernel::Scan<'_>) -> Result<()> {
+    for_float!("scan", k.x.dtype(), T => scan_of::<T>(exec, k))
+}
+
+fn scan_of<T: Float>(exec: &Exec, k: &kernel::Scan<'_>) {
+    let kernel::Scan { f, x, dim, out } = *k;
+    let (xs, outs) = (Lines::<T>::of(x, dim), Lines::<T>::of(out, dim));
+    xs.for_each(
+        exec,
+        2,
+        #[inline(always)]
+        |k| {
             let (x, o) = (xs.line(k), outs.line(k));
             let mut running = if f == ScanFn::Prod { 1.0 } else { 0.0 };
             for i in 0..xs.len {
@@ -65,16 +73,23 @@ pub(crate) fn scan(exec: &Exec, f: ScanFn, x: &Tensor, dim: usize, out: &Tensor)
                 running = if f == ScanFn::Prod { running * v } else { running + v };
                 o.set(i, T::of(running));
             }
-        });
-    });
-    Ok(())
+        },
+    );
 }
 
 /// out_i = P_i S_i with P_i the product of all x before i and S_i = g_i + x_(i+1) S_(i+1).
-pub(crate) fn cumprod_grad(exec: &Exec, x: &Tensor, g: &Tensor, dim: usize, out: &Tensor) -> Result<()> {
-    for_float!("cumprod_grad", x.dtype(), T => {
-        let [xs, gs, outs] = [x, g, out].map(|t| Lines::<T>::of(t, dim));
-        xs.for_each(exec, 4, #[inline(always)] |k| {
+pub(crate) fn cumprod_grad(exec: &Exec, k: &kernel::CumprodGrad<'_>) -> Result<()> {
+    for_float!("cumprod_grad", k.x.dtype(), T => cumprod_grad_of::<T>(exec, k))
+}
+
+fn cumprod_grad_of<T: Float>(exec: &Exec, k: &kernel::CumprodGrad<'_>) {
+    let kernel::CumprodGrad { x, g, dim, out } = *k;
+    let [xs, gs, outs] = [x, g, out].map(|t| Lines::<T>::of(t, dim));
+    xs.for_each(
+        exec,
+        4,
+        #[inline(always)]
+        |k| {
             let (x, g, o) = (xs.line(k), gs.line(k), outs.line(k));
             // x_(i+1) S_(i+1) at the last i of each piece; within the piece it runs on.
             let piece = piece_of(xs.len);
@@ -98,7 +113,6 @@ pub(crate) fn cumprod_grad(exec: &Exec, x: &Tensor, g: &Tensor, dim: usize, out:
                     before *= x.get(i).wide();
                 }
             }
-        });
-    });
-    Ok(())
+        },
+    );
 }

@@ -1,13 +1,13 @@
 //! Typed access to tensors: the one place where a raw address becomes elements.
 //!
 //! A [`Span`] is a run of elements that other spans may overlap: elements go in and out by value, in blocks, and are
-//! never borrowed. So a kernel may write the very tensor it reads, and LLVM needs no overlap checks to vectorise. A span of
-//! f32 may lie in memory as bf16 or f16 (see [`crate::halves`]).
-//! A [`Rows`] is a tensor seen as rows along its last dimension; a [`Nest`] is several tensors of one shape walked together.
+//! never borrowed. So a kernel may write the very tensor it reads, and LLVM needs no overlap checks to vectorise. A
+//! span of f32 may lie in memory as bf16 or f16 (see [`crate::halves`]). A [`Rows`] is a tensor seen as rows along its
+//! last dimension; a [`Nest`] is several tensors of one shape walked together.
 //!
-//! What makes this sound is the same everywhere: core has checked a kernel's operands (see [`retape_core::Launch`]), keeps
-//! their storage alive and lets no other kernel write it meanwhile; and a kernel's parallel tasks write disjoint elements
-//! that no other task reads.
+//! What makes this sound is the same everywhere: core has checked a kernel's operands (see [`retape_core::Launch`]),
+//! keeps their storage alive and lets no other kernel write it meanwhile; and a kernel's parallel tasks write disjoint
+//! elements that no other task reads.
 
 use crate::exec::{Baseline, Exec, Target};
 use crate::halves::{Cell, Half};
@@ -38,8 +38,8 @@ const TASK: usize = 16 * 1024;
 pub(crate) struct Span<T> {
     ptr: *mut T,
     len: usize,
-    /// Distance of elements, with their format of 16 bits above [`FORMAT`]: so 1 means Ts side by side, and loops over blocks
-    /// have one thing to ask of each operand.
+    /// Distance of elements, with their format of 16 bits above [`FORMAT`]: so 1 means Ts side by side, and loops over
+    /// blocks have one thing to ask of each operand.
     step: usize,
 }
 
@@ -425,19 +425,20 @@ impl<const K: usize> Nest<K> {
     }
 }
 
-/// Runs the body with `$t` bound to the Rust type that a float dtype is computed in, or returns `Error::Unsupported`.
+/// Makes a call with `$t` bound to the Rust type that a float dtype is computed in; `Error::Unsupported` for another
+/// dtype. The call is of a generic function, which says the rest.
 macro_rules! for_float {
-    ($kernel:expr, $dtype:expr, $t:ident => $body:expr) => {
+    ($kernel:expr, $dtype:expr, $t:ident => $call:expr) => {
         match $dtype {
             retape_core::DType::F32 | retape_core::DType::BF16 | retape_core::DType::F16 => {
                 type $t = f32;
-                $body
+                Ok($call)
             }
             retape_core::DType::F64 => {
                 type $t = f64;
-                $body
+                Ok($call)
             }
-            other => return Err($crate::view::unsupported($kernel, other)),
+            other => Err($crate::view::unsupported($kernel, other)),
         }
     };
 }

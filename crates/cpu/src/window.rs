@@ -5,7 +5,7 @@ use crate::exec::Exec;
 use crate::halves::{Cell, unrounded};
 use crate::math::Float;
 use crate::view::{Span, for_float, unsupported};
-use retape_core::kernel::{PoolDivisor, Window};
+use retape_core::kernel::{self, PoolDivisor, Window};
 use retape_core::{DType, Result, Tensor};
 
 /// A tensor `[n, channels, height, width]` of any strides.
@@ -75,14 +75,23 @@ fn seen(w: &Window, d: usize, o: usize, size: usize) -> std::ops::Range<usize> {
     first..end.max(first)
 }
 
-/// Columns: see [`retape_core::Kernel::Im2col`].
-pub(crate) fn im2col(exec: &Exec, x: &Tensor, w: Window, out: &Tensor) -> Result<()> {
+/// Columns: see [`retape_core::kernel::Im2col`].
+pub(crate) fn im2col(exec: &Exec, k: &kernel::Im2col<'_>) -> Result<()> {
+    for_float!("im2col", k.x.dtype(), T => im2col_of::<T>(exec, k))
+}
+
+fn im2col_of<T: Float>(exec: &Exec, k: &kernel::Im2col<'_>) {
+    let kernel::Im2col { x, window: w, out } = *k;
     let (oh, ow) = (out.shape()[4], out.shape()[5]);
     let places = w.kernel[0] * w.kernel[1];
-    for_float!("im2col", x.dtype(), T => {
-        let (xs, outs) = (Planes::<T>::of(x), Span::<T>::of(out));
-        // A task is a place of the window over one plane.
-        exec.run::<T>(xs.count * places, out.len(), #[inline(always)] |task| {
+
+    let (xs, outs) = (Planes::<T>::of(x), Span::<T>::of(out));
+    // A task is a place of the window over one plane.
+    exec.run::<T>(
+        xs.count * places,
+        out.len(),
+        #[inline(always)]
+        |task| {
             let (plane, ky, kx) = (task / places, task % places / w.kernel[1], task % w.kernel[1]);
             let target = outs.sub(task * oh * ow, oh * ow);
             let (ys, cols) = (inside(&w, 0, ky, xs.size[0], oh), inside(&w, 1, kx, xs.size[1], ow));
@@ -98,35 +107,47 @@ pub(crate) fn im2col(exec: &Exec, x: &Tensor, w: Window, out: &Tensor) -> Result
                 let first = at(&w, 1, kx, cols.start);
                 row.sub(cols.start, cols.len()).copy_from(source.every(first, cols.len(), w.stride[1]));
             }
-        });
-    });
-    Ok(())
+        },
+    );
 }
 
 /// The transpose of columns.
-pub(crate) fn col2im(exec: &Exec, cols: &Tensor, w: Window, out: &Tensor) -> Result<()> {
+pub(crate) fn col2im(exec: &Exec, k: &kernel::Col2im<'_>) -> Result<()> {
+    for_float!("col2im", k.out.dtype(), T => col2im_of::<T>(exec, k))
+}
+
+fn col2im_of<T: Float>(exec: &Exec, k: &kernel::Col2im<'_>) {
+    let kernel::Col2im { cols, window: w, out } = *k;
     let (oh, ow) = (cols.shape()[4], cols.shape()[5]);
     let places = w.kernel[0] * w.kernel[1];
-    for_float!("col2im", out.dtype(), T => {
-        let (outs, columns) = (Planes::<T>::of(out), Span::<T>::of(cols));
-        exec.run::<T>(outs.count, cols.len(), #[inline(always)] |plane| {
+
+    let (outs, columns) = (Planes::<T>::of(out), Span::<T>::of(cols));
+    exec.run::<T>(
+        outs.count,
+        cols.len(),
+        #[inline(always)]
+        |plane| {
             for y in 0..outs.size[0] {
-                unrounded(exec, outs.row(plane, y), #[inline(always)] |row| {
-                    row.fill(T::ZERO);
-                    for place in 0..places {
-                        let (ky, kx) = (place / w.kernel[1], place % w.kernel[1]);
-                        let Some(o) = seeing(&w, 0, ky, y, oh) else { continue };
-                        let source = columns.sub((plane * places + place) * oh * ow + o * ow, ow);
-                        for x in inside(&w, 1, kx, outs.size[1], ow) {
-                            let i = at(&w, 1, kx, x);
-                            row.set(i, row.get(i) + source.get(x));
+                unrounded(
+                    exec,
+                    outs.row(plane, y),
+                    #[inline(always)]
+                    |row| {
+                        row.fill(T::ZERO);
+                        for place in 0..places {
+                            let (ky, kx) = (place / w.kernel[1], place % w.kernel[1]);
+                            let Some(o) = seeing(&w, 0, ky, y, oh) else { continue };
+                            let source = columns.sub((plane * places + place) * oh * ow + o * ow, ow);
+                            for x in inside(&w, 1, kx, outs.size[1], ow) {
+                                let i = at(&w, 1, kx, x);
+                                row.set(i, row.get(i) + source.get(x));
+                            }
                         }
-                    }
-                });
+                    },
+                );
             }
-        });
-    });
-    Ok(())
+        },
+    );
 }
 
 /// Integers that may be i64 or i32.
@@ -160,10 +181,18 @@ impl Indices {
     }
 }
 
-pub(crate) fn max_pool(exec: &Exec, x: &Tensor, w: Window, out: &Tensor, index: &Tensor) -> Result<()> {
-    for_float!("max_pool", x.dtype(), T => {
-        let (xs, outs, indices) = (Planes::<T>::of(x), Planes::<T>::of(out), Indices::of("max_pool", index)?);
-        exec.run::<T>(outs.count, work(out, &w), #[inline(always)] |plane| {
+pub(crate) fn max_pool(exec: &Exec, k: &kernel::MaxPool<'_>) -> Result<()> {
+    for_float!("max_pool", k.x.dtype(), T => max_pool_of::<T>(exec, k))?
+}
+
+fn max_pool_of<T: Float>(exec: &Exec, k: &kernel::MaxPool<'_>) -> Result<()> {
+    let kernel::MaxPool { x, window: w, out, index } = *k;
+    let (xs, outs, indices) = (Planes::<T>::of(x), Planes::<T>::of(out), Indices::of("max_pool", index)?);
+    exec.run::<T>(
+        outs.count,
+        work(out, &w),
+        #[inline(always)]
+        |plane| {
             for oy in 0..outs.size[0] {
                 for ox in 0..outs.size[1] {
                     // A window that sees nothing: -inf, and an index that is none.
@@ -183,22 +212,31 @@ pub(crate) fn max_pool(exec: &Exec, x: &Tensor, w: Window, out: &Tensor, index: 
                     indices.put(plane, oy, ox, place);
                 }
             }
-        });
-    });
+        },
+    );
     Ok(())
 }
 
 /// Elements of a plane whose gradients are summed at a time where sums would be rounded.
 const STRIP: usize = 64 * 1024;
 
-pub(crate) fn max_pool_grad(exec: &Exec, index: &Tensor, g: &Tensor, w: Window, out: &Tensor) -> Result<()> {
+pub(crate) fn max_pool_grad(exec: &Exec, k: &kernel::MaxPoolGrad<'_>) -> Result<()> {
+    for_float!("max_pool_grad", k.g.dtype(), T => max_pool_grad_of::<T>(exec, k))?
+}
+
+fn max_pool_grad_of<T: Float>(exec: &Exec, k: &kernel::MaxPoolGrad<'_>) -> Result<()> {
+    let kernel::MaxPoolGrad { index, g, window: w, out } = *k;
     if out.is_empty() {
         return Ok(());
     }
-    for_float!("max_pool_grad", g.dtype(), T => {
-        let (gs, outs, indices) = (Planes::<T>::of(g), Planes::<T>::of(out), Indices::of("max_pool_grad", index)?);
-        let [height, width] = outs.size;
-        exec.run::<T>(outs.count, g.len() + out.len(), #[inline(always)] |plane| {
+
+    let (gs, outs, indices) = (Planes::<T>::of(g), Planes::<T>::of(out), Indices::of("max_pool_grad", index)?);
+    let [height, width] = outs.size;
+    exec.run::<T>(
+        outs.count,
+        g.len() + out.len(),
+        #[inline(always)]
+        |plane| {
             // Outputs in their order: an element's gradients are added in it, however many rows are summed at a time.
             if !outs.span.rounds() {
                 for y in 0..height {
@@ -235,8 +273,8 @@ pub(crate) fn max_pool_grad(exec: &Exec, index: &Tensor, g: &Tensor, w: Window, 
                     outs.row(plane, first + r).copy_from(Span::over(row));
                 }
             }
-        });
-    });
+        },
+    );
     Ok(())
 }
 
@@ -265,10 +303,18 @@ fn count(w: &Window, divisor: PoolDivisor, (y, x): (usize, usize), size: [usize;
     }
 }
 
-pub(crate) fn avg_pool(exec: &Exec, x: &Tensor, (w, divisor): (Window, PoolDivisor), out: &Tensor) -> Result<()> {
-    for_float!("avg_pool", x.dtype(), T => {
-        let (xs, outs) = (Planes::<T>::of(x), Planes::<T>::of(out));
-        exec.run::<T>(outs.count, work(out, &w), #[inline(always)] |plane| {
+pub(crate) fn avg_pool(exec: &Exec, k: &kernel::AvgPool<'_>) -> Result<()> {
+    for_float!("avg_pool", k.x.dtype(), T => avg_pool_of::<T>(exec, k))
+}
+
+fn avg_pool_of<T: Float>(exec: &Exec, k: &kernel::AvgPool<'_>) {
+    let kernel::AvgPool { x, window: w, divisor, out } = *k;
+    let (xs, outs) = (Planes::<T>::of(x), Planes::<T>::of(out));
+    exec.run::<T>(
+        outs.count,
+        work(out, &w),
+        #[inline(always)]
+        |plane| {
             for oy in 0..outs.size[0] {
                 for ox in 0..outs.size[1] {
                     let (columns, mut sum) = (seen(&w, 1, ox, xs.size[1]), 0.0);
@@ -283,34 +329,45 @@ pub(crate) fn avg_pool(exec: &Exec, x: &Tensor, (w, divisor): (Window, PoolDivis
                     outs.row(plane, oy).set(ox, if nothing { T::ZERO } else { T::of(mean) });
                 }
             }
-        });
-    });
-    Ok(())
+        },
+    );
 }
 
-pub(crate) fn avg_pool_grad(exec: &Exec, g: &Tensor, (w, divisor): (Window, PoolDivisor), out: &Tensor) -> Result<()> {
-    for_float!("avg_pool_grad", g.dtype(), T => {
-        let (gs, outs) = (Planes::<T>::of(g), Planes::<T>::of(out));
-        exec.run::<T>(outs.count, work(g, &w), #[inline(always)] |plane| {
+pub(crate) fn avg_pool_grad(exec: &Exec, k: &kernel::AvgPoolGrad<'_>) -> Result<()> {
+    for_float!("avg_pool_grad", k.g.dtype(), T => avg_pool_grad_of::<T>(exec, k))
+}
+
+fn avg_pool_grad_of<T: Float>(exec: &Exec, k: &kernel::AvgPoolGrad<'_>) {
+    let kernel::AvgPoolGrad { g, window: w, divisor, out } = *k;
+    let (gs, outs) = (Planes::<T>::of(g), Planes::<T>::of(out));
+    exec.run::<T>(
+        outs.count,
+        work(g, &w),
+        #[inline(always)]
+        |plane| {
             for y in 0..outs.size[0] {
-                unrounded(exec, outs.row(plane, y), #[inline(always)] |row| {
-                    row.fill(T::ZERO);
-                    // Later places of the window are those of earlier outputs.
-                    for ky in (0..w.kernel[0]).rev() {
-                        let Some(oy) = seeing(&w, 0, ky, y, gs.size[0]) else { continue };
-                        for ox in 0..gs.size[1] {
-                            let share = gs.row(plane, oy).get(ox) / T::of(count(&w, divisor, (oy, ox), outs.size));
-                            for kx in seen(&w, 1, ox, outs.size[1]) {
-                                let x = at(&w, 1, kx, ox);
-                                row.set(x, row.get(x) + share);
+                unrounded(
+                    exec,
+                    outs.row(plane, y),
+                    #[inline(always)]
+                    |row| {
+                        row.fill(T::ZERO);
+                        // Later places of the window are those of earlier outputs.
+                        for ky in (0..w.kernel[0]).rev() {
+                            let Some(oy) = seeing(&w, 0, ky, y, gs.size[0]) else { continue };
+                            for ox in 0..gs.size[1] {
+                                let share = gs.row(plane, oy).get(ox) / T::of(count(&w, divisor, (oy, ox), outs.size));
+                                for kx in seen(&w, 1, ox, outs.size[1]) {
+                                    let x = at(&w, 1, kx, ox);
+                                    row.set(x, row.get(x) + share);
+                                }
                             }
                         }
-                    }
-                });
+                    },
+                );
             }
-        });
-    });
-    Ok(())
+        },
+    );
 }
 
 #[cfg(test)]

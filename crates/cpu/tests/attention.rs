@@ -3,8 +3,8 @@
 
 mod common;
 use common::*;
-use retape_core::kernel::{AttentionSpec, RandomStream};
-use retape_core::{DType, Device, Kernel, Tensor};
+use retape_core::kernel::{self, AttentionSpec, RandomStream};
+use retape_core::{DType, Device, Tensor};
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
@@ -69,40 +69,12 @@ fn computed(device: &Device, dtype: DType, c: Case, [q, k, v, g]: [&Tensor; 4], 
     let statistic = [c.batch, c.heads, c.tq, 2];
     let (out, stats, delta) = (poison(q.shape()), poison(&statistic), poison(&statistic[..3]));
     let (dq, dk, dv) = (poison(q.shape()), poison(k.shape()), poison(v.shape()));
-    run(device, Kernel::Attention { q, k, v, mask: None, sequences: None, spec, out: &out, stats: &stats });
-    run(device, Kernel::AttentionDelta { o: &out, g, delta: &delta });
-    let (stats_in, delta_in) = (&stats, &delta);
-    run(
-        device,
-        Kernel::AttentionGradKv {
-            q,
-            k,
-            v,
-            mask: None,
-            sequences: None,
-            g,
-            stats: stats_in,
-            delta: delta_in,
-            spec,
-            dk: &dk,
-            dv: &dv,
-        },
-    );
-    run(
-        device,
-        Kernel::AttentionGradQ {
-            q,
-            k,
-            v,
-            mask: None,
-            sequences: None,
-            g,
-            stats: stats_in,
-            delta: delta_in,
-            spec,
-            dq: &dq,
-        },
-    );
+    let forward = kernel::AttentionInputs { q, k, v, mask: None, sequences: None, spec };
+    run(device, kernel::Attention { inputs: forward, out: &out, stats: &stats });
+    run(device, kernel::AttentionDelta { o: &out, g, delta: &delta });
+    let inputs = kernel::AttentionGradInputs { forward, g, stats: &stats, delta: &delta };
+    run(device, kernel::AttentionGradKv { inputs, dk: &dk, dv: &dv });
+    run(device, kernel::AttentionGradQ { inputs, dq: &dq });
     [out, stats, dq, dk, dv]
 }
 
@@ -181,7 +153,8 @@ fn very_negative_scores_still_sum_to_one() {
         let (out, stats) = (poisoned(&device, DType::F32, q.shape()), poisoned(&device, DType::F32, &[1, 1, 70, 2]));
         let spec = AttentionSpec { scale: 1.0, causal: true, window: None, dropout: 0.0, stream: STREAM };
         let (q, k, out, stats) = (&q, &k, &out, &stats);
-        run(&device, Kernel::Attention { q, k, v: k, mask: None, sequences: None, spec, out, stats });
+        let inputs = kernel::AttentionInputs { q, k, v: k, mask: None, sequences: None, spec };
+        run(&device, kernel::Attention { inputs, out, stats });
         close("out", out, &ones, 1e-6);
     }
     check(&device, DType::F64, PLAIN, 100.0);

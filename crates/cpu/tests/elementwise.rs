@@ -2,8 +2,8 @@
 
 mod common;
 use common::*;
-use retape_core::kernel::{AdamWConfig, BinaryFn, RandomStream, UnaryFn};
-use retape_core::{DType, Error, Kernel, MemoryKind, Tensor};
+use retape_core::kernel::{self, AdamWConfig, BinaryFn, RandomStream, UnaryFn};
+use retape_core::{DType, Error, MemoryKind, Tensor};
 
 const UNARY: [UnaryFn; 28] = [
     UnaryFn::Neg,
@@ -113,20 +113,20 @@ fn unary_and_gradient() {
         let what = format!("{f:?} {dtype}{shape:?}");
         for x in views(&device, dtype, shape, &x) {
             let out = poisoned(&device, dtype, shape);
-            run(&device, Kernel::Unary { f, x: &x, out: &out });
+            run(&device, kernel::Unary { f, x: &x, out: &out });
             close(&what, &out, &want, tolerance(dtype));
         }
         for (saved, g) in views(&device, dtype, shape, &saved).iter().zip(views(&device, dtype, shape, &g).iter().rev())
         {
             let out = poisoned(&device, dtype, shape);
-            run(&device, Kernel::UnaryGrad { f, saved, g, out: &out });
+            run(&device, kernel::UnaryGrad { f, saved, g, out: &out });
             close(&what, &out, &want_grad, 3.0 * tolerance(dtype));
         }
         let x = tensor(&device, dtype, shape, &x);
-        run(&device, Kernel::Unary { f, x: &x, out: &x });
+        run(&device, kernel::Unary { f, x: &x, out: &x });
         close(&what, &x, &want, tolerance(dtype));
         let (saved, g) = (tensor(&device, dtype, shape, &saved), tensor(&device, dtype, shape, &g));
-        run(&device, Kernel::UnaryGrad { f, saved: &saved, g: &g, out: &g });
+        run(&device, kernel::UnaryGrad { f, saved: &saved, g: &g, out: &g });
         close(&what, &g, &want_grad, 3.0 * tolerance(dtype));
     }
 }
@@ -166,11 +166,11 @@ fn limits_and_kinks() {
     ];
     for (dtype, (f, y, slope)) in FLOATS.iter().flat_map(|&d| cases.iter().map(move |c| (d, c))) {
         let (x, out) = (tensor(&device, dtype, &[9], &x), poisoned(&device, dtype, &[9]));
-        run(&device, Kernel::Unary { f: *f, x: &x, out: &out });
+        run(&device, kernel::Unary { f: *f, x: &x, out: &out });
         close(&format!("{f:?}"), &out, y, 1e-6);
         if !f.grad_reads_output() {
             let g = tensor(&device, dtype, &[9], &[1.0; 9]);
-            run(&device, Kernel::UnaryGrad { f: *f, saved: &x, g: &g, out: &out });
+            run(&device, kernel::UnaryGrad { f: *f, saved: &x, g: &g, out: &out });
             close(&format!("{f:?} grad"), &out, slope, 1e-6);
         }
     }
@@ -209,22 +209,22 @@ fn binary_broadcast_and_ties() {
                 .collect();
             for (a, b) in views(&device, dtype, &[3, 70], &a).iter().zip(views(&device, dtype, &[70], &b)) {
                 let (out, b) = (poisoned(&device, dtype, &[3, 70]), b.expand(&[3, 70]).unwrap());
-                run(&device, Kernel::Binary { f, a, b: &b, out: &out });
+                run(&device, kernel::Binary { f, a, b: &b, out: &out });
                 close(&format!("{f:?}"), &out, &want, tolerance(dtype));
                 let a = a.copy(MemoryKind::Input).unwrap();
-                run(&device, Kernel::Binary { f, a: &a, b: &b, out: &a });
+                run(&device, kernel::Binary { f, a: &a, b: &b, out: &a });
                 close(&format!("{f:?} in place"), &a, &want, tolerance(dtype));
             }
         }
         let (a, b, g) = ([1.0, 2.0, f64::NAN, 4.0], [1.0, 3.0, 0.0, 0.0], [8.0; 4]);
         let [a, b, g] = [a, b, g].map(|v| tensor(&device, dtype, &[4], &v));
         let out = poisoned(&device, dtype, &[4]);
-        run(&device, Kernel::Binary { f: BinaryFn::Maximum, a: &b, b: &a, out: &out });
+        run(&device, kernel::Binary { f: BinaryFn::Maximum, a: &b, b: &a, out: &out });
         close("maximum", &out, &[1.0, 3.0, f64::NAN, 4.0], 0.0);
-        run(&device, Kernel::ExtremumGrad { f: BinaryFn::Maximum, a: &a, b: &b, g: &g, out: &out });
+        run(&device, kernel::ExtremumGrad { f: BinaryFn::Maximum, a: &a, b: &b, g: &g, out: &out });
         close("maximum grad", &out, &[4.0, 0.0, 8.0, 8.0], 0.0);
         let cond = Tensor::from_slice(&device, &[4], &[true, false, true, false]).unwrap();
-        run(&device, Kernel::Select { cond: &cond, a: &g, b: &b, out: &out });
+        run(&device, kernel::Select { cond: &cond, a: &g, b: &b, out: &out });
         close("select", &out, &[8.0, 3.0, 8.0, 0.0], 0.0);
     }
 }
@@ -246,7 +246,7 @@ fn copies_between_all_dtypes() {
         // Out of the transposed view, into a strided one.
         let wide = Tensor::full(&device, &[3, 5], to, 9.0).unwrap();
         let out = wide.narrow(1, 1, 2).unwrap();
-        run(&device, Kernel::Copy { x: &source.transpose(0, 1).unwrap(), out: &out });
+        run(&device, kernel::Copy { x: &source.transpose(0, 1).unwrap(), out: &out });
         let turned: Vec<f64> = [0, 3, 1, 4, 2, 5].iter().map(|&i| want(held[i])).collect();
         close(&format!("{from} to {to}"), &out, &turned, 0.0);
         if to != DType::Bool {
@@ -262,14 +262,14 @@ fn random_streams() {
     let device = device(2);
     let n = 40_001;
     let out = poisoned(&device, DType::F32, &[n]);
-    run(&device, Kernel::Uniform { stream: STREAM, out: &out });
+    run(&device, kernel::Uniform { stream: STREAM, out: &out });
     let want: Vec<f64> = (0..n as u64).map(|i| (STREAM.word(i) >> 8) as f64 / 16_777_216.0).collect();
     close("uniform", &out, &want, 0.0);
     let wide = poisoned(&device, DType::F64, &[n]);
-    run(&device, Kernel::Uniform { stream: STREAM, out: &wide });
+    run(&device, kernel::Uniform { stream: STREAM, out: &wide });
     let want: Vec<f64> = (0..n as u64).map(|i| STREAM.word(i) as f64 / 4_294_967_296.0).collect();
     close("uniform", &wide, &want, 0.0);
-    run(&device, Kernel::Normal { stream: STREAM, std: 2.0, out: &wide });
+    run(&device, kernel::Normal { stream: STREAM, std: 2.0, out: &wide });
     let normal = wide.to_f64_vec().unwrap();
     let mean = normal.iter().sum::<f64>() / n as f64;
     let variance = normal.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n as f64;
@@ -282,9 +282,9 @@ fn random_streams() {
         .map(|(i, x)| if (STREAM.word(i as u64) as u64) < RandomStream::threshold(p) { 0.0 } else { x / (1.0 - p) })
         .collect();
     let x = tensor(&device, DType::F32, &[n], &x);
-    run(&device, Kernel::Dropout { x: &x, p, stream: STREAM, out: &out });
+    run(&device, kernel::Dropout { x: &x, p, stream: STREAM, out: &out });
     close("dropout", &out, &want, 1e-6);
-    run(&device, Kernel::Dropout { x: &x, p, stream: STREAM, out: &x });
+    run(&device, kernel::Dropout { x: &x, p, stream: STREAM, out: &x });
     close("dropout in place", &x, &want, 1e-6);
 }
 
@@ -307,7 +307,7 @@ fn adamw_step() {
             wv.push(v);
         }
         let [p, g, m, v] = [p, g, m, v].map(|x| tensor(&device, dtype, &[n], &x));
-        run(&device, Kernel::AdamW { p: &p, g: &g, m: &m, v: &v, step: 3, config, grad_scale: 0.5 });
+        run(&device, kernel::AdamW { p: &p, g: &g, m: &m, v: &v, step: 3, config, grad_scale: 0.5 });
         close("p", &p, &wp, tolerance(dtype));
         close("m", &m, &wm, tolerance(dtype));
         close("v", &v, &wv, tolerance(dtype));
@@ -318,7 +318,7 @@ fn adamw_step() {
 fn unsupported_dtypes_are_errors() {
     let device = device(1);
     let x = Tensor::full(&device, &[2], DType::I32, 1.0).unwrap();
-    let error = device.run(&Kernel::Unary { f: UnaryFn::Exp, x: &x, out: &x }).unwrap_err();
+    let error = device.run(kernel::Unary { f: UnaryFn::Exp, x: &x, out: &x }).unwrap_err();
     assert!(matches!(&error, Error::Unsupported { kernel: "unary", .. }), "{error}");
     assert!(error.to_string().contains("i32"), "{error}");
 }

@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use retape_core::{DType, Device, Error, Kernel, MemoryKind, Tensor};
+use retape_core::{DType, Device, Error, MemoryKind, Tensor, kernel};
 
 fn ids(device: &Device, shape: &[usize], values: &[i64]) -> Tensor {
     Tensor::from_slice(device, shape, values).unwrap()
@@ -28,7 +28,7 @@ fn flips_of_every_dtype() {
         for dtype in FLOATS {
             for x in views(&device, dtype, &shape, &x) {
                 let out = poisoned(&device, dtype, &shape);
-                run(&device, Kernel::Flip { x: &x, dims, out: &out });
+                run(&device, kernel::Flip { x: &x, dims, out: &out });
                 close("flip", &out, &want, 0.0);
             }
         }
@@ -36,7 +36,7 @@ fn flips_of_every_dtype() {
     for dtype in DType::ALL {
         let x = tensor(&device, dtype, &[3], &[0.0, 1.0, 1.0]);
         let out = tensor(&device, dtype, &[3], &[0.0; 3]);
-        run(&device, Kernel::Flip { x: &x, dims: &[0], out: &out });
+        run(&device, kernel::Flip { x: &x, dims: &[0], out: &out });
         close("flip", &out, &[1.0, 1.0, 0.0], 0.0);
     }
 }
@@ -57,14 +57,14 @@ fn gathers_and_their_counterparts() {
         let indexed = |x: &Tensor| x.expand(&[n, rows, width]).unwrap().transpose(0, 1).unwrap();
         for x in views(&device, dtype, &[rows, width], &table) {
             let out = poisoned(&device, dtype, &[n, width]);
-            run(&device, Kernel::Gather { x: &indexed(&x), indices: &[&id], wrap: false, out: &out });
+            run(&device, kernel::Gather { x: &indexed(&x), indices: &[&id], wrap: false, out: &out });
             close("gather", &out, &taken, 0.0);
         }
         for source in views(&device, dtype, &[n, width], &source) {
             let out = tensor(&device, dtype, &[rows, width], &table);
             let view = indexed(&out);
             let (indices, order) = (&[&id][..], &order_of(&source, &[&id], &view));
-            let scatter = Kernel::ScatterAdd { source: &source, indices, wrap: false, alpha: 0.5, order, out: &view };
+            let scatter = kernel::ScatterAdd { source: &source, indices, wrap: false, alpha: 0.5, order, out: &view };
             run(&device, scatter);
             close("scatter add", &out, &sums, tolerance(dtype));
         }
@@ -72,9 +72,9 @@ fn gathers_and_their_counterparts() {
         let (i, j) = (ids(&device, &[2], &[-1, 2]), ids(&device, &[2], &[0, -130]));
         let out = poisoned(&device, dtype, &[2]);
         let pairs = x.expand(&[2, rows, width]).unwrap().permute(&[1, 2, 0]).unwrap();
-        run(&device, Kernel::Gather { x: &pairs, indices: &[&i, &j], wrap: true, out: &out });
+        run(&device, kernel::Gather { x: &pairs, indices: &[&i, &j], wrap: true, out: &out });
         close("pairs", &out, &[table[6 * width], table[2 * width]], 0.0);
-        let error = device.run(&Kernel::Gather { x: &pairs, indices: &[&i, &j], wrap: false, out: &out });
+        let error = device.run(kernel::Gather { x: &pairs, indices: &[&i, &j], wrap: false, out: &out });
         assert!(matches!(error, Err(Error::InvalidValue { .. })), "{error:?}");
     }
 }
@@ -89,7 +89,7 @@ fn sums_that_meet_do_not_depend_on_threads() {
         let out = tensor(device, DType::F32, &[rows, width], &vec![f64::from(0.1f32); rows * width]);
         let view = out.expand(&[n, rows, width]).unwrap().transpose(0, 1).unwrap();
         let (indices, order) = (&[&id][..], &order_of(&source, &[&id], &view));
-        run(device, Kernel::ScatterAdd { source: &source, indices, wrap: false, alpha: 1.0, order, out: &view });
+        run(device, kernel::ScatterAdd { source: &source, indices, wrap: false, alpha: 1.0, order, out: &view });
         let mut want = vec![0.1f32 as f64; rows * width];
         let added = source.to_f64_vec().unwrap();
         (0..n * width).for_each(|i| want[at[i] as usize * width + i % width] += added[i]);
@@ -112,7 +112,7 @@ fn triangles() {
         for dtype in FLOATS {
             for x in views(&device, dtype, &[2, rows, columns], &x) {
                 let out = poisoned(&device, dtype, &[2, rows, columns]);
-                run(&device, Kernel::Triangle { x: &x, upper, diagonal, value: -1.0, out: &out });
+                run(&device, kernel::Triangle { x: &x, upper, diagonal, value: -1.0, out: &out });
                 close("triangle", &out, &want, 0.0);
             }
         }

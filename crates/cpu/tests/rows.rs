@@ -2,9 +2,9 @@
 
 mod common;
 use common::*;
-use retape_core::kernel::{CrossEntropySpec, LossReduction, RandomStream, ReduceFn, Window};
+use retape_core::kernel::{self, CrossEntropySpec, LossReduction, RandomStream, ReduceFn, Window};
 use retape_core::layout::contiguous_strides;
-use retape_core::{DType, Device, Error, Kernel, MemoryKind, Tensor};
+use retape_core::{DType, Device, Error, MemoryKind, Tensor};
 
 /// Index of each output element that the input elements belong to, in row-major order.
 fn groups(shape: &[usize], out: &[usize]) -> Vec<usize> {
@@ -61,23 +61,23 @@ fn reductions() {
         for x in views(&device, dtype, shape, &x) {
             let what = format!("{dtype}{shape:?} to {to:?}");
             let out = poisoned(&device, dtype, to);
-            run(&device, Kernel::Reduce { f: ReduceFn::Sum, x: &x, out: &out });
+            run(&device, kernel::Reduce { f: ReduceFn::Sum, x: &x, out: &out });
             close(&what, &out, &sum, tolerance(dtype) * 10.0);
             bits.push(out.to_bytes().unwrap());
-            run(&device, Kernel::Reduce { f: ReduceFn::Max, x: &x, out: &out });
+            run(&device, kernel::Reduce { f: ReduceFn::Max, x: &x, out: &out });
             close(&what, &out, &max, 0.0);
             let (dx, g) = (poisoned(&device, dtype, shape), tensor(&device, dtype, to, &g));
-            run(&device, Kernel::ReduceGrad { f: ReduceFn::Max, x: &x, y: &out, g: &g, out: &dx });
+            run(&device, kernel::ReduceGrad { f: ReduceFn::Max, x: &x, y: &out, g: &g, out: &dx });
             close(&what, &dx, &grad, tolerance(dtype));
             let norm = poisoned(&device, DType::F64, &[]);
-            run(&device, Kernel::SquaredNorm { x: &x, out: &norm });
+            run(&device, kernel::SquaredNorm { x: &x, out: &norm });
             close("squared norm", &norm, &[x.to_f64_vec().unwrap().iter().map(|x| x * x).sum()], 1e-9);
         }
         assert!(bits.iter().all(|b| *b == bits[0]), "a view's sum has other bits than a copy's");
     }
     let nan = tensor(&device, DType::F32, &[3], &[1.0, f64::NAN, 2.0]);
     let out = poisoned(&device, DType::F32, &[1]);
-    run(&device, Kernel::Reduce { f: ReduceFn::Max, x: &nan, out: &out });
+    run(&device, kernel::Reduce { f: ReduceFn::Max, x: &nan, out: &out });
     assert!(out.item().unwrap().is_nan());
 }
 
@@ -107,9 +107,9 @@ fn products() {
         }) {
             let what = format!("{dtype} {batch}x({m},{n},{k})");
             let (fresh, sum) = (poisoned(&device, dtype, &[batch, m, n]), tensor(&device, dtype, &[batch, m, n], &c));
-            run(&device, Kernel::Matmul { a: &a, b: &b, alpha: 0.5, accumulate: false, out: &fresh });
+            run(&device, kernel::Matmul { a: &a, b: &b, alpha: 0.5, accumulate: false, out: &fresh });
             close(&what, &fresh, &product, 10.0 * tolerance(dtype));
-            run(&device, Kernel::Matmul { a: &a, b: &b, alpha: 0.5, accumulate: true, out: &sum });
+            run(&device, kernel::Matmul { a: &a, b: &b, alpha: 0.5, accumulate: true, out: &sum });
             close(&what, &sum, &want, 10.0 * tolerance(dtype));
         }
     }
@@ -138,19 +138,19 @@ fn softmax_and_masks() {
             }
             for (x, g) in views(&device, dtype, &[4, n], &x).iter().zip(views(&device, dtype, &[4, n], &g)) {
                 let out = poisoned(&device, dtype, &[4, n]);
-                run(&device, Kernel::Softmax { x, out: &out });
+                run(&device, kernel::Softmax { x, out: &out });
                 close("softmax", &out, &want, tolerance(dtype));
                 let dx = poisoned(&device, dtype, &[4, n]);
-                run(&device, Kernel::SoftmaxGrad { y: &out, g: &g, out: &dx });
+                run(&device, kernel::SoftmaxGrad { y: &out, g: &g, out: &dx });
                 close("softmax grad", &dx, &grad, tolerance(dtype));
                 let g = g.copy(MemoryKind::Input).unwrap();
-                run(&device, Kernel::SoftmaxGrad { y: &out, g: &g, out: &g });
+                run(&device, kernel::SoftmaxGrad { y: &out, g: &g, out: &g });
                 close("softmax grad in place", &g, &grad, tolerance(dtype));
             }
         }
         for bad in [f64::NAN, inf] {
             let (x, out) = (tensor(&device, dtype, &[3], &[0.0, bad, 1.0]), poisoned(&device, dtype, &[3]));
-            run(&device, Kernel::Softmax { x: &x, out: &out });
+            run(&device, kernel::Softmax { x: &x, out: &out });
             assert!(out.to_f64_vec().unwrap()[1].is_nan());
         }
         for (tq, tk) in [(3, 5), (5, 3), (1, 4), (70, 70), (2, 0)] {
@@ -160,7 +160,7 @@ fn softmax_and_masks() {
             for x in views(&device, dtype, &[2, tq, tk], &x) {
                 let out = poisoned(&device, dtype, &[2, tq, tk]);
                 let diagonal = tk as isize - tq as isize;
-                run(&device, Kernel::Triangle { x: &x, upper: false, diagonal, value: -inf, out: &out });
+                run(&device, kernel::Triangle { x: &x, upper: false, diagonal, value: -inf, out: &out });
                 close("lower triangle", &out, &want, 0.0);
             }
         }
@@ -201,19 +201,19 @@ fn layer_norm_and_gradients() {
             views(&device, dtype, &[rows, n], &x).iter().zip(views(&device, dtype, &[rows, n], &g).iter().rev())
         {
             let [out, mean, rstd] = [&[rows, n][..], &[rows], &[rows]].map(|s| poisoned(&device, dtype, s));
-            run(&device, Kernel::LayerNorm { x, weight, bias, eps, out: &out, mean: Some(&mean), rstd: &rstd });
+            run(&device, kernel::LayerNorm { x, weight, bias, eps, out: &out, mean: Some(&mean), rstd: &rstd });
             close("layer norm", &out, &y, tol);
             close("mean", &mean, &means, tol);
             close("rstd", &rstd, &rstds, tol);
-            run(&device, Kernel::LayerNormGrad { x, weight, mean: Some(&mean), rstd: &rstd, g, out: &out });
+            run(&device, kernel::LayerNormGrad { x, weight, mean: Some(&mean), rstd: &rstd, g, out: &out });
             close("dx", &out, &dx, if n == 1 { 1e-3 } else { tol });
             let (pw, pb) = (poisoned(&device, dtype, &[n]), poisoned(&device, dtype, &[n]));
             let (dweight, dbias) = (Some(&pw), Some(&pb));
-            run(&device, Kernel::LayerNormParamGrad { x, mean: Some(&mean), rstd: &rstd, g, dweight, dbias });
+            run(&device, kernel::LayerNormParamGrad { x, mean: Some(&mean), rstd: &rstd, g, dweight, dbias });
             close("dweight", &pw, &dw, tol);
             close("dbias", &pb, &db, tol);
             let g = g.copy(MemoryKind::Input).unwrap();
-            run(&device, Kernel::LayerNormGrad { x, weight, mean: Some(&mean), rstd: &rstd, g: &g, out: &g });
+            run(&device, kernel::LayerNormGrad { x, weight, mean: Some(&mean), rstd: &rstd, g: &g, out: &g });
             close("dx in place", &g, &dx, if n == 1 { 1e-3 } else { tol });
         }
     }
@@ -243,7 +243,11 @@ fn cross_entropy_and_ignored_rows() {
             let [l, s, dx] = [&[][..], &[rows, 2], &[rows, n]].map(|s| poisoned(&device, dtype, s));
             run(
                 &device,
-                Kernel::CrossEntropy { logits: &logits, target: &ids, weight: None, spec, loss: &l, stats: Some(&s) },
+                kernel::CrossEntropy {
+                    scores: kernel::ClassScores { logits: &logits, target: &ids, weight: None, spec },
+                    loss: &l,
+                    stats: Some(&s),
+                },
             );
             close("loss", &l, &[loss], tolerance(dtype));
             let stats = x.chunks(n).zip(&lse).flat_map(|(x, lse)| {
@@ -253,13 +257,10 @@ fn cross_entropy_and_ignored_rows() {
             close("statistics", &s, &stats.collect::<Vec<_>>(), tolerance(dtype));
             run(
                 &device,
-                Kernel::CrossEntropyGrad {
-                    logits: &logits,
-                    target: &ids,
-                    weight: None,
+                kernel::CrossEntropyGrad {
+                    scores: kernel::ClassScores { logits: &logits, target: &ids, weight: None, spec },
                     stats: &s,
                     g: &g,
-                    spec,
                     out: &dx,
                 },
             );
@@ -268,14 +269,21 @@ fn cross_entropy_and_ignored_rows() {
         let bad = Tensor::from_slice(&device, &[rows], &vec![n as i64; rows]).unwrap();
         let logits = tensor(&device, dtype, &[rows, n], &x);
         let [l, s] = [&[][..], &[rows, 2]].map(|s| poisoned(&device, dtype, s));
-        let kernel =
-            Kernel::CrossEntropy { logits: &logits, target: &bad, weight: None, spec, loss: &l, stats: Some(&s) };
-        let error = device.run(&kernel).unwrap_err();
+        let kernel = kernel::CrossEntropy {
+            scores: kernel::ClassScores { logits: &logits, target: &bad, weight: None, spec },
+            loss: &l,
+            stats: Some(&s),
+        };
+        let error = device.run(kernel).unwrap_err();
         assert!(matches!(&error, Error::InvalidValue { .. }) && error.to_string().contains("130"), "{error}");
         let none = Tensor::from_slice(&device, &[rows], &vec![-1i64; rows]).unwrap();
         run(
             &device,
-            Kernel::CrossEntropy { logits: &logits, target: &none, weight: None, spec, loss: &l, stats: Some(&s) },
+            kernel::CrossEntropy {
+                scores: kernel::ClassScores { logits: &logits, target: &none, weight: None, spec },
+                loss: &l,
+                stats: Some(&s),
+            },
         );
         assert!(if mean { l.item().unwrap().is_nan() } else { l.item().unwrap() == 0.0 });
     }
@@ -298,17 +306,17 @@ fn embedding_and_gradient() {
             views(&device, dtype, &[rows, width], &table).iter().zip(views(&device, dtype, &[2, 3, width], &g))
         {
             let (out, dt) = (poisoned(&device, dtype, &[2, 3, width]), poisoned(&device, dtype, &[rows, width]));
-            run(&device, Kernel::Embedding { table, ids: &ids, out: &out });
+            run(&device, kernel::Embedding { table, ids: &ids, out: &out });
             close("embedding", &out, &want, 0.0);
             let order = &Tensor::uninit(&device, &[6], DType::I64, MemoryKind::Workspace).unwrap();
-            run(&device, Kernel::EmbeddingGrad { ids: &ids, g: &g, order, out: &dt });
+            run(&device, kernel::EmbeddingGrad { ids: &ids, g: &g, order, out: &dt });
             close("embedding grad", &dt, &grad, tolerance(dtype));
         }
         let table = tensor(&device, dtype, &[rows, width], &table);
         for bad in [-1i64, 7] {
             let ids = Tensor::from_slice(&device, &[2], &[0, bad]).unwrap();
             let out = poisoned(&device, dtype, &[2, width]);
-            let error = device.run(&Kernel::Embedding { table: &table, ids: &ids, out: &out }).unwrap_err();
+            let error = device.run(kernel::Embedding { table: &table, ids: &ids, out: &out }).unwrap_err();
             assert!(matches!(error, Error::InvalidValue { .. }));
             let text = error.to_string();
             assert!(text.contains(&bad.to_string()) && text.contains("position 1") && text.contains("0..7"), "{text}");
@@ -342,9 +350,9 @@ fn int8_round_trip() {
                 *groups.last_mut().unwrap_or(&mut 0) = width.div_ceil(group);
                 let q = Tensor::full(&device, shape, DType::U8, 77.0).unwrap();
                 let scales = poisoned(&device, dtype.computed_in(), if shape.is_empty() { &[] } else { &groups });
-                run(&device, Kernel::Quantize { x: &x, group, rounding: None, q: &q, scales: &scales });
+                run(&device, kernel::Quantize { x: &x, group, rounding: None, q: &q, scales: &scales });
                 let out = poisoned(&device, dtype, shape);
-                run(&device, Kernel::Dequantize { q: &q, scales: &scales, group, out: &out });
+                run(&device, kernel::Dequantize { q: &q, scales: &scales, group, out: &out });
                 let held = x.to_f64_vec().unwrap();
                 let scales = scales.to_f64_vec().unwrap();
                 let bytes = q.to_vec::<u8>().unwrap();
@@ -370,7 +378,7 @@ fn int8_round_trip() {
         let x = tensor(&device, DType::F32, &[2, 4], &[1.0, bad, 2.0, 3.0, 1.0, 2.0, 3.0, 4.0]);
         let (q, scales) =
             (Tensor::full(&device, &[2, 4], DType::U8, 0.0).unwrap(), poisoned(&device, DType::F32, &[2, 1]));
-        run(&device, Kernel::Quantize { x: &x, group: 4, rounding: None, q: &q, scales: &scales });
+        run(&device, kernel::Quantize { x: &x, group: 4, rounding: None, q: &q, scales: &scales });
         let scales = scales.to_vec::<f32>().unwrap();
         assert!(scales[0].is_nan() && scales[1] == 4.0);
     }
@@ -399,7 +407,7 @@ fn rounded(device: &Device, x: &Tensor, group: usize, stream: RandomStream) -> (
     }
     let q = Tensor::full(device, x.shape(), DType::U8, 77.0).unwrap();
     let scales = poisoned(device, x.dtype().computed_in(), &groups);
-    run(device, Kernel::Quantize { x, group, rounding: Some(stream), q: &q, scales: &scales });
+    run(device, kernel::Quantize { x, group, rounding: Some(stream), q: &q, scales: &scales });
     (q.to_vec::<u8>().unwrap().into_iter().map(|b| b as i8).collect(), scales.to_f64_vec().unwrap())
 }
 
@@ -493,12 +501,12 @@ fn gradients_of_the_largest() {
             let (out, index) =
                 (poisoned(&device, dtype, &shape), Tensor::full(&device, &shape, DType::I32, 0.0).unwrap());
             let x = tensor(&device, dtype, &[2, 1, height, width], &x);
-            run(&device, Kernel::MaxPool { x: &x, window: w, out: &out, index: &index });
+            run(&device, kernel::MaxPool { x: &x, window: w, out: &out, index: &index });
             let index = Tensor::from_slice(&fresh, &shape, &index.to_vec::<i32>().unwrap()).unwrap();
             let plane = shape[2] * shape[3];
             let g = tensor(&fresh, dtype, &shape, &values(2 * plane, 2));
             let dx = poisoned(&fresh, dtype, x.shape());
-            run(&fresh, Kernel::MaxPoolGrad { index: &index, g: &g, window: w, out: &dx });
+            run(&fresh, kernel::MaxPoolGrad { index: &index, g: &g, window: w, out: &dx });
             let mut sums = vec![0.0; 2 * height * width];
             for (i, (&place, g)) in index.to_vec::<i32>().unwrap().iter().zip(g.to_f64_vec().unwrap()).enumerate() {
                 let sum = &mut sums[i / plane * height * width + place as usize];
@@ -518,15 +526,15 @@ fn bits_do_not_depend_on_threads() {
         let make = |shape: &[usize], seed| tensor(device, DType::F32, shape, &values(shape.iter().product(), seed));
         let (a, b) = (make(&[300, 500], 1), make(&[500, 400], 2));
         let out = poisoned(device, DType::F32, &[300, 400]);
-        run(device, Kernel::Matmul { a: &a, b: &b, alpha: 1.0, accumulate: false, out: &out });
+        run(device, kernel::Matmul { a: &a, b: &b, alpha: 1.0, accumulate: false, out: &out });
         let [all, rows, columns] = [[1, 1], [300, 1], [1, 500]].map(|s| poisoned(device, DType::F32, &s));
         for out in [&all, &rows, &columns] {
-            run(device, Kernel::Reduce { f: ReduceFn::Sum, x: &a, out });
+            run(device, kernel::Reduce { f: ReduceFn::Sum, x: &a, out });
         }
         let (dw, db) = (poisoned(device, DType::F32, &[500]), poisoned(device, DType::F32, &[500]));
         let (mean, rstd) = (make(&[300], 3), make(&[300], 4));
         let (dweight, dbias) = (Some(&dw), Some(&db));
-        run(device, Kernel::LayerNormParamGrad { x: &a, mean: Some(&mean), rstd: &rstd, g: &a, dweight, dbias });
+        run(device, kernel::LayerNormParamGrad { x: &a, mean: Some(&mean), rstd: &rstd, g: &a, dweight, dbias });
         vec![out, all, rows, columns, dw, db]
     });
 }

@@ -5,8 +5,8 @@
 //! with random data and operands that rotate through more memory than the caches hold. With `--small` the sizes are tiny: a
 //! rehearsal, whose times mean nothing.
 
-use retape_core::kernel::{AdamWConfig, AttentionSpec, CrossEntropySpec, RandomStream};
-use retape_core::{DType, Device, Kernel, MemoryKind, Result, Tensor};
+use retape_core::kernel::{self, AdamWConfig, AttentionSpec, CrossEntropySpec, RandomStream};
+use retape_core::{DType, Device, MemoryKind, Result, Tensor};
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -39,9 +39,9 @@ impl Bench {
     fn tensor(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let out = Tensor::uninit(&self.device, shape, dtype, MemoryKind::Input)?;
         if dtype.is_float() {
-            self.device.run(&Kernel::Normal { stream: STREAM, std: 1.0, out: &out })?;
+            self.device.run(kernel::Normal { stream: STREAM, std: 1.0, out: &out })?;
         } else {
-            self.device.run(&Kernel::Fill { value: 1.0, out: &out })?;
+            self.device.run(kernel::Fill { value: 1.0, out: &out })?;
         }
         Ok(out)
     }
@@ -88,34 +88,31 @@ impl Bench {
 
         let pairs = self
             .rotate(2 * bytes, || Ok((self.tensor(&[rows, columns], dtype)?, self.tensor(&[rows, columns], dtype)?)))?;
-        let copy = self.time(&pairs, |(x, out)| device.run(&Kernel::Copy { x, out }))?;
-        let softmax = self.time(&pairs, |(x, out)| device.run(&Kernel::Softmax { x, out }))?;
+        let copy = self.time(&pairs, |(x, out)| device.run(kernel::Copy { x, out }))?;
+        let softmax = self.time(&pairs, |(x, out)| device.run(kernel::Softmax { x, out }))?;
         let unary = retape_core::kernel::UnaryFn::GeluTanh;
-        let gelu = self.time(&pairs, |(x, out)| device.run(&Kernel::Unary { f: unary, x, out }))?;
+        let gelu = self.time(&pairs, |(x, out)| device.run(kernel::Unary { f: unary, x, out }))?;
 
         let weight = self.tensor(&[columns], DType::F32)?;
         let (mean, rstd) = (self.tensor(&[rows, 1], DType::F32)?, self.tensor(&[rows, 1], DType::F32)?);
         let norm = self.time(&pairs, |(x, out)| {
             let (weight, bias) = (Some(&weight), Some(&weight));
-            device.run(&Kernel::LayerNorm { x, weight, bias, eps: 1e-5, out, mean: Some(&mean), rstd: &rstd })
+            device.run(kernel::LayerNorm { x, weight, bias, eps: 1e-5, out, mean: Some(&mean), rstd: &rstd })
         })?;
 
         let (q, scales) = (self.tensor(&[rows, columns], DType::U8)?, self.tensor(&[rows, columns / 64], DType::F32)?);
         let quantize = self.time(&pairs, |(x, _)| {
-            device.run(&Kernel::Quantize { x, group: 64, rounding: None, q: &q, scales: &scales })
+            device.run(kernel::Quantize { x, group: 64, rounding: None, q: &q, scales: &scales })
         })?;
         let dequantize =
-            self.time(&pairs, |(_, out)| device.run(&Kernel::Dequantize { q: &q, scales: &scales, group: 64, out }))?;
+            self.time(&pairs, |(_, out)| device.run(kernel::Dequantize { q: &q, scales: &scales, group: 64, out }))?;
 
         let target = Tensor::full(&self.device, &[rows], DType::I64, 3.0)?;
         let (loss, stats) = (self.tensor(&[], DType::F32)?, self.tensor(&[rows, 2], DType::F32)?);
         let spec = CrossEntropySpec::default();
         let cross_entropy = self.time(&pairs, |(x, _)| {
-            device.run(&Kernel::CrossEntropy {
-                logits: x,
-                target: &target,
-                weight: None,
-                spec,
+            device.run(kernel::CrossEntropy {
+                scores: kernel::ClassScores { logits: x, target: &target, weight: None, spec },
                 loss: &loss,
                 stats: Some(&stats),
             })
@@ -125,7 +122,7 @@ impl Bench {
         let config = AdamWConfig { lr: 1e-4, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
         let adamw = self.time(&[states], |s| {
             let (p, g, m, v) = (&s[0], &s[1], &s[2], &s[3]);
-            device.run(&Kernel::AdamW { p, g, m, v, step: 10, config, grad_scale: 1.0 })
+            device.run(kernel::AdamW { p, g, m, v, step: 10, config, grad_scale: 1.0 })
         })?;
 
         let moved = bytes as f64;
@@ -149,7 +146,7 @@ impl Bench {
                     Ok([self.tensor(&[m, k], dtype)?, self.tensor(&[k, n], dtype)?, self.tensor(&[m, n], dtype)?])
                 })?;
                 let seconds = self.time(&operands, |[a, b, out]| {
-                    self.device.run(&Kernel::Matmul { a, b, alpha: 1.0, accumulate: false, out })
+                    self.device.run(kernel::Matmul { a, b, alpha: 1.0, accumulate: false, out })
                 })?;
                 let flops = 2.0 * m as f64 * n as f64 * k as f64;
                 self.report("matmul", &format!("{m} x {n} x {k} {dtype}"), seconds, flops, "TFLOP/s");
@@ -187,14 +184,20 @@ impl Bench {
         let (mask, sequences) = (None, None);
         let forward = self.time(&operands, |(t, s)| {
             let (q, k, v, out, stats) = (&t[0], &t[1], &t[2], &t[3], &s[0]);
-            device.run(&Kernel::Attention { q, k, v, mask, sequences, spec, out, stats })
+            device.run(kernel::Attention {
+                inputs: kernel::AttentionInputs { q, k, v, mask, sequences, spec },
+                out,
+                stats,
+            })
         })?;
         let backward = self.time(&operands, |(t, s)| {
             let (q, k, v, o, g, dq, dk, dv) = (&t[0], &t[1], &t[2], &t[3], &t[4], &t[5], &t[6], &t[7]);
             let (stats, delta) = (&s[0], &s[1]);
-            device.run(&Kernel::AttentionDelta { o, g, delta })?;
-            device.run(&Kernel::AttentionGradKv { q, k, v, mask, sequences, g, stats, delta, spec, dk, dv })?;
-            device.run(&Kernel::AttentionGradQ { q, k, v, mask, sequences, g, stats, delta, spec, dq })
+            let forward = kernel::AttentionInputs { q, k, v, mask, sequences, spec };
+            let inputs = kernel::AttentionGradInputs { forward, g, stats, delta };
+            device.run(kernel::AttentionDelta { o, g, delta })?;
+            device.run(kernel::AttentionGradKv { inputs, dk, dv })?;
+            device.run(kernel::AttentionGradQ { inputs, dq })
         })?;
         let flops = 4.0 * (batch * heads * size) as f64 * (time * time) as f64 * if causal { 0.5 } else { 1.0 };
         let label = format!("{batch}x{time}x{heads}x{size}{}", if causal { " causal" } else { "" });

@@ -2,7 +2,7 @@
 
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters, Tables};
-use retape_core::kernel::{AttentionSpec, RandomStream, Sequences};
+use retape_core::kernel::{self, AttentionGradInputs, AttentionInputs, RandomStream};
 use retape_core::{DType, Error, Result, Tensor};
 
 /// Queries or keys of a tile of the SIMT kernels, and their threads.
@@ -54,30 +54,11 @@ struct Delta {
 // SAFETY: the fields of `AttentionDelta` in kernels/attention_simt.cu.
 unsafe impl Parameters for Delta {}
 
-/// What all passes read.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Operands<'a> {
-    pub q: &'a Tensor,
-    pub k: &'a Tensor,
-    pub v: &'a Tensor,
-    pub mask: Option<&'a Tensor>,
-    pub spec: AttentionSpec,
-    pub sequences: Option<Sequences<'a>>,
-}
-
-/// What backward reads besides.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Saved<'a> {
-    pub g: &'a Tensor,
-    pub stats: &'a Tensor,
-    pub delta: &'a Tensor,
-}
-
 /// One call of a kernel in the making.
 struct Call<'a> {
     gpu: &'a Gpu,
     name: &'static str,
-    operands: Operands<'a>,
+    inputs: AttentionInputs<'a>,
     parameters: Attention,
     /// Whether all operands but the mask and the statistics have one dtype.
     uniform: bool,
@@ -86,8 +67,8 @@ struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    fn new(gpu: &'a Gpu, name: &'static str, operands: Operands<'a>) -> Result<Call<'a>> {
-        let Operands { q, k, v, mask, spec, sequences } = operands;
+    fn new(gpu: &'a Gpu, name: &'static str, inputs: AttentionInputs<'a>) -> Result<Call<'a>> {
+        let AttentionInputs { q, k, v, mask, sequences, spec } = inputs;
         let absent = TensorArg::ABSENT;
         let RandomStream { seed, counter } = spec.stream;
         // Times are 32-bit numbers in the kernels, with room to add a window and a tile.
@@ -135,10 +116,18 @@ impl<'a> Call<'a> {
             parameters.longest_q = longest(sequences.queries);
             parameters.longest_k = longest(sequences.keys);
         }
-        let mut call = Call { gpu, name, operands, parameters, uniform: true, _tables: tables };
+        let mut call = Call { gpu, name, inputs, parameters, uniform: true, _tables: tables };
         for (bit, tensor) in [(0, q), (1, k), (2, v)] {
             call.rows(bit, tensor, |p| [&mut p.q, &mut p.k, &mut p.v][bit])?;
         }
+        Ok(call)
+    }
+
+    fn of_gradient(gpu: &'a Gpu, name: &'static str, inputs: AttentionGradInputs<'a>) -> Result<Call<'a>> {
+        let mut call = Call::new(gpu, name, inputs.forward)?;
+        call.rows(3, inputs.g, |p| &mut p.g)?;
+        call.parameters.stats = TensorArg::plain(gpu, name, inputs.stats)?;
+        call.parameters.delta = TensorArg::plain(gpu, name, inputs.delta)?;
         Ok(call)
     }
 
@@ -152,14 +141,7 @@ impl<'a> Call<'a> {
         let arg = TensorArg::plain(self.gpu, self.name, tensor)?;
         self.parameters.aligned |= i32::from(is_aligned(&arg)) << bit;
         *field(&mut self.parameters) = arg;
-        self.uniform &= tensor.dtype() == self.operands.q.dtype();
-        Ok(())
-    }
-
-    fn saved(&mut self, saved: Saved<'_>) -> Result<()> {
-        self.rows(3, saved.g, |p| &mut p.g)?;
-        self.parameters.stats = TensorArg::plain(self.gpu, self.name, saved.stats)?;
-        self.parameters.delta = TensorArg::plain(self.gpu, self.name, saved.delta)?;
+        self.uniform &= tensor.dtype() == self.inputs.q.dtype();
         Ok(())
     }
 
@@ -174,7 +156,7 @@ impl<'a> Call<'a> {
 
     /// The mma kernels that can make this call, if any.
     fn mma(&self) -> Option<Mma> {
-        let Operands { q, v, mask, spec, .. } = self.operands;
+        let AttentionInputs { q, v, mask, spec, .. } = self.inputs;
         let dtype = match q.dtype() {
             DType::BF16 => "bf16",
             DType::F16 => "f16",
@@ -204,15 +186,15 @@ impl<'a> Call<'a> {
 
     /// Launches the SIMT kernel with these many blocks.
     fn simt(&self, blocks: usize) -> Result<()> {
-        let element = if self.operands.q.dtype() == DType::F64 { 8 } else { 4 };
+        let element = if self.inputs.q.dtype() == DType::F64 { 8 } else { 4 };
         // `OPERANDS` and the weights in kernels/attention_simt.cu.
         let shared = (2 * TILE * 33 + TILE * (TILE + 1)) * element;
-        self.launch(&kernel_for(self.name, self.operands.q), blocks, THREADS, shared)
+        self.launch(&kernel_for(self.name, self.inputs.q), blocks, THREADS, shared)
     }
 
     /// Tiles of columns that the SIMT kernels split a result of this head size into.
     fn column_blocks(&self, size: usize) -> usize {
-        let chunks = if self.operands.q.dtype() == DType::F64 { 1 } else { 2 };
+        let chunks = if self.inputs.q.dtype() == DType::F64 { 1 } else { 2 };
         size.div_ceil(chunks * TILE)
     }
 
@@ -265,11 +247,11 @@ fn is_aligned(arg: &TensorArg) -> bool {
     arg.data.is_multiple_of(16) && rows && (arg.strides[3] == 1 || arg.shape[3] <= 1)
 }
 
-pub(crate) fn attention(gpu: &Gpu, operands: Operands<'_>, out: &Tensor, stats: &Tensor) -> Result<()> {
-    let mut call = Call::new(gpu, "attention", operands)?;
-    call.rows(4, out, |p| &mut p.out)?;
-    call.parameters.stats = TensorArg::plain(gpu, call.name, stats)?;
-    let heads = operands.q.shape()[2];
+pub(crate) fn attention(gpu: &Gpu, k: &kernel::Attention<'_>) -> Result<()> {
+    let mut call = Call::new(gpu, "attention", k.inputs)?;
+    call.rows(4, k.out, |p| &mut p.out)?;
+    call.parameters.stats = TensorArg::plain(gpu, call.name, k.stats)?;
+    let heads = k.inputs.q.shape()[2];
     if let Some(mma) = call.mma() {
         let (queries, keys) = mma.forward();
         let shared = mma.rows(queries + 4 * keys);
@@ -277,32 +259,25 @@ pub(crate) fn attention(gpu: &Gpu, operands: Operands<'_>, out: &Tensor, stats: 
             return Ok(());
         }
     }
-    let columns = call.column_blocks(operands.v.shape()[3]).max(1);
+    let columns = call.column_blocks(k.inputs.v.shape()[3]).max(1);
     call.simt(call.longest_q().div_ceil(TILE) * columns * heads * call.sequences())
 }
 
 /// delta `[batch, heads, Tq]` = sum over the head size of g o.
-pub(crate) fn attention_delta(gpu: &Gpu, o: &Tensor, g: &Tensor, delta: &Tensor) -> Result<()> {
+pub(crate) fn attention_delta(gpu: &Gpu, k: &kernel::AttentionDelta<'_>) -> Result<()> {
     let name = "attention_delta";
-    let [out, g] = [TensorArg::plain(gpu, name, o)?, TensorArg::plain(gpu, name, g)?];
+    let [out, g] = [TensorArg::plain(gpu, name, k.o)?, TensorArg::plain(gpu, name, k.g)?];
     let packed = (is_aligned(&out) && is_aligned(&g)).into();
-    let parameters = Delta { out, g, delta: TensorArg::plain(gpu, name, delta)?, packed };
-    let grid = blocks(delta.len(), THREADS as usize / 32);
-    gpu.launch(Launch { kernel: &kernel_for(name, o), grid, block: THREADS, shared: 0 }, &parameters)
+    let parameters = Delta { out, g, delta: TensorArg::plain(gpu, name, k.delta)?, packed };
+    let grid = blocks(k.delta.len(), THREADS as usize / 32);
+    gpu.launch(Launch { kernel: &kernel_for(name, k.o), grid, block: THREADS, shared: 0 }, &parameters)
 }
 
-pub(crate) fn attention_grad_kv(
-    gpu: &Gpu,
-    operands: Operands<'_>,
-    saved: Saved<'_>,
-    dk: &Tensor,
-    dv: &Tensor,
-) -> Result<()> {
-    let mut call = Call::new(gpu, "attention_grad_kv", operands)?;
-    call.saved(saved)?;
-    call.rows(6, dk, |p| &mut p.dk)?;
-    call.rows(7, dv, |p| &mut p.dv)?;
-    let heads = operands.k.shape()[2];
+pub(crate) fn attention_grad_kv(gpu: &Gpu, k: &kernel::AttentionGradKv<'_>) -> Result<()> {
+    let mut call = Call::of_gradient(gpu, "attention_grad_kv", k.inputs)?;
+    call.rows(6, k.dk, |p| &mut p.dk)?;
+    call.rows(7, k.dv, |p| &mut p.dv)?;
+    let heads = k.dk.shape()[2];
     if let Some(mma) = call.mma() {
         let (queries, keys) = mma.grad_kv();
         // Two times stats and delta besides.
@@ -319,15 +294,14 @@ pub(crate) fn attention_grad_kv(
             return Ok(());
         }
     }
-    let columns = call.column_blocks(operands.k.shape()[3].max(operands.v.shape()[3]));
+    let columns = call.column_blocks(k.dk.shape()[3].max(k.dv.shape()[3]));
     call.simt(call.longest_k().div_ceil(TILE) * columns * heads * call.sequences())
 }
 
-pub(crate) fn attention_grad_q(gpu: &Gpu, operands: Operands<'_>, saved: Saved<'_>, dq: &Tensor) -> Result<()> {
-    let mut call = Call::new(gpu, "attention_grad_q", operands)?;
-    call.saved(saved)?;
-    call.rows(5, dq, |p| &mut p.dq)?;
-    let heads = operands.q.shape()[2];
+pub(crate) fn attention_grad_q(gpu: &Gpu, k: &kernel::AttentionGradQ<'_>) -> Result<()> {
+    let mut call = Call::of_gradient(gpu, "attention_grad_q", k.inputs)?;
+    call.rows(5, k.dq, |p| &mut p.dq)?;
+    let heads = k.dq.shape()[2];
     if let Some(mma) = call.mma() {
         let (queries, keys) = mma.grad_q();
         let shared = mma.rows(2 * queries + 4 * keys);
@@ -335,14 +309,13 @@ pub(crate) fn attention_grad_q(gpu: &Gpu, operands: Operands<'_>, saved: Saved<'
             return Ok(());
         }
     }
-    let columns = call.column_blocks(operands.q.shape()[3]);
+    let columns = call.column_blocks(k.dq.shape()[3]);
     call.simt(call.longest_q().div_ceil(TILE) * columns * heads * call.sequences())
 }
 
-pub(crate) fn attention_grad_mask(gpu: &Gpu, operands: Operands<'_>, saved: Saved<'_>, dmask: &Tensor) -> Result<()> {
-    let mut call = Call::new(gpu, "attention_grad_mask", operands)?;
-    call.saved(saved)?;
-    call.parameters.dmask = TensorArg::plain(gpu, call.name, dmask)?;
-    let shape = dmask.shape();
+pub(crate) fn attention_grad_mask(gpu: &Gpu, k: &kernel::AttentionGradMask<'_>) -> Result<()> {
+    let mut call = Call::of_gradient(gpu, "attention_grad_mask", k.inputs)?;
+    call.parameters.dmask = TensorArg::plain(gpu, call.name, k.dmask)?;
+    let shape = k.dmask.shape();
     call.simt(shape[3].div_ceil(TILE) * shape[2].div_ceil(TILE) * shape[0] * shape[1])
 }

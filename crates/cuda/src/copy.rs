@@ -2,7 +2,7 @@
 
 use crate::argument::{TensorArg, blocks};
 use crate::device::{Gpu, Launch, Parameters};
-use retape_core::{DType, Result, Tensor};
+use retape_core::{DType, Result, Tensor, kernel};
 
 const THREADS: usize = 256;
 
@@ -24,7 +24,8 @@ struct Copy {
 // SAFETY: the fields of `Copy` in kernels/copy.cu.
 unsafe impl Parameters for Copy {}
 
-pub(crate) fn fill(gpu: &Gpu, value: f64, out: &Tensor) -> Result<()> {
+pub(crate) fn fill(gpu: &Gpu, k: &kernel::Fill<'_>) -> Result<()> {
+    let kernel::Fill { value, out } = *k;
     let [out_arg] = TensorArg::elementwise(gpu, "fill", [out])?;
     if value.to_bits() == 0 && out.is_contiguous() {
         return gpu.fill_bytes(out_arg.data as usize, 0, out.len() * out.dtype().size());
@@ -33,7 +34,8 @@ pub(crate) fn fill(gpu: &Gpu, value: f64, out: &Tensor) -> Result<()> {
     gpu.launch(launch, &Fill { out: out_arg, value })
 }
 
-pub(crate) fn copy(gpu: &Gpu, x: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn copy(gpu: &Gpu, k: &kernel::Copy<'_>) -> Result<()> {
+    let kernel::Copy { x, out } = *k;
     let [x_arg, out_arg] = TensorArg::elementwise(gpu, "copy", [x, out])?;
     let size = x.dtype().size();
     let same = x.dtype() == out.dtype();

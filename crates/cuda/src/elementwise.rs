@@ -3,7 +3,7 @@
 use crate::argument::{TensorArg, blocks};
 use crate::device::{Gpu, Launch, Parameters};
 use crate::map::{Function, map};
-use retape_core::kernel::{BinaryFn, ClampInput, TernaryFn, UnaryFn};
+use retape_core::kernel::{self, BinaryFn, ClampInput, TernaryFn, UnaryFn};
 use retape_core::{DType, Error, Result, Tensor};
 
 fn unary_function(f: UnaryFn) -> Function {
@@ -39,20 +39,21 @@ fn unary_function(f: UnaryFn) -> Function {
     }
 }
 
-pub(crate) fn unary(gpu: &Gpu, f: UnaryFn, x: &Tensor, out: &Tensor) -> Result<()> {
-    map(gpu, "unary", unary_function(f), [Some(x)], out)
+pub(crate) fn unary(gpu: &Gpu, k: &kernel::Unary<'_>) -> Result<()> {
+    map(gpu, "unary", unary_function(k.f), [Some(k.x)], k.out)
 }
 
-pub(crate) fn unary_grad(gpu: &Gpu, f: UnaryFn, saved: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn unary_grad(gpu: &Gpu, k: &kernel::UnaryGrad<'_>) -> Result<()> {
+    let kernel::UnaryGrad { f, saved, g, out } = *k;
     match f {
-        UnaryFn::Neg | UnaryFn::Scale(_) => unary(gpu, f, g, out),
-        UnaryFn::Shift(_) => unary(gpu, UnaryFn::Scale(1.0), g, out),
+        UnaryFn::Neg | UnaryFn::Scale(_) => unary(gpu, &kernel::Unary { f, x: g, out }),
+        UnaryFn::Shift(_) => unary(gpu, &kernel::Unary { f: UnaryFn::Scale(1.0), x: g, out }),
         _ => map(gpu, "unary_grad", unary_function(f), [Some(g), Some(saved)], out),
     }
 }
 
-pub(crate) fn binary(gpu: &Gpu, f: BinaryFn, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
-    let number = match f {
+pub(crate) fn binary(gpu: &Gpu, k: &kernel::Binary<'_>) -> Result<()> {
+    let number = match k.f {
         BinaryFn::Add => 0,
         BinaryFn::Sub => 1,
         BinaryFn::Mul => 2,
@@ -61,23 +62,23 @@ pub(crate) fn binary(gpu: &Gpu, f: BinaryFn, a: &Tensor, b: &Tensor, out: &Tenso
         BinaryFn::Minimum => 5,
         BinaryFn::Pow => 6,
     };
-    map(gpu, "binary", Function::new(number), [Some(a), Some(b)], out)
+    map(gpu, "binary", Function::new(number), [Some(k.a), Some(k.b)], k.out)
 }
 
-pub(crate) fn extremum_grad(gpu: &Gpu, f: BinaryFn, a: &Tensor, b: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
-    let sign = match f {
+pub(crate) fn extremum_grad(gpu: &Gpu, k: &kernel::ExtremumGrad<'_>) -> Result<()> {
+    let sign = match k.f {
         BinaryFn::Maximum => 1.0,
         BinaryFn::Minimum => -1.0,
         _ => {
-            let reason = format!("{f:?} is not an extremum");
+            let reason = format!("{:?} is not an extremum", k.f);
             return Err(Error::Unsupported { kernel: "extremum_grad", device: gpu.name().into(), reason });
         }
     };
-    map(gpu, "extremum_grad", Function::with(0, sign, 0.0), [Some(a), Some(b), Some(g)], out)
+    map(gpu, "extremum_grad", Function::with(0, sign, 0.0), [Some(k.a), Some(k.b), Some(k.g)], k.out)
 }
 
-pub(crate) fn ternary(gpu: &Gpu, f: TernaryFn, [a, b, c]: [&Tensor; 3], out: &Tensor) -> Result<()> {
-    let function = match f {
+pub(crate) fn ternary(gpu: &Gpu, k: &kernel::Ternary<'_>) -> Result<()> {
+    let function = match k.f {
         TernaryFn::Lerp => Function::new(0),
         TernaryFn::Addcmul(value) => Function::with(1, value, 0.0),
         TernaryFn::Addcdiv(value) => Function::with(2, value, 0.0),
@@ -85,24 +86,18 @@ pub(crate) fn ternary(gpu: &Gpu, f: TernaryFn, [a, b, c]: [&Tensor; 3], out: &Te
         TernaryFn::PowGradExponent => Function::new(4),
         TernaryFn::DivGradDivisor => Function::new(5),
     };
-    map(gpu, "ternary", function, [Some(a), Some(b), Some(c)], out)
+    map(gpu, "ternary", function, [Some(k.a), Some(k.b), Some(k.c)], k.out)
 }
 
-pub(crate) fn clamp_grad(
-    gpu: &Gpu,
-    by: ClampInput,
-    x: &Tensor,
-    (low, high): (Option<&Tensor>, Option<&Tensor>),
-    g: &Tensor,
-    out: &Tensor,
-) -> Result<()> {
-    let number = match by {
+pub(crate) fn clamp_grad(gpu: &Gpu, k: &kernel::ClampGrad<'_>) -> Result<()> {
+    let number = match k.by {
         ClampInput::X => 0,
         ClampInput::Low => 1,
         ClampInput::High => 2,
     };
     let there = |bound: Option<&Tensor>| f64::from(bound.is_some());
-    map(gpu, "clamp_grad", Function::with(number, there(low), there(high)), [Some(x), low, high, Some(g)], out)
+    let function = Function::with(number, there(k.low), there(k.high));
+    map(gpu, "clamp_grad", function, [Some(k.x), k.low, k.high, Some(k.g)], k.out)
 }
 
 #[derive(Clone, Copy)]
@@ -116,7 +111,8 @@ struct Select {
 // SAFETY: the fields of `Select` in kernels/elementwise.cu.
 unsafe impl Parameters for Select {}
 
-pub(crate) fn select(gpu: &Gpu, condition: &Tensor, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn select(gpu: &Gpu, k: &kernel::Select<'_>) -> Result<()> {
+    let kernel::Select { cond: condition, a, b, out } = *k;
     if !matches!(condition.dtype(), DType::Bool | DType::U8) {
         let reason = format!("a condition of {} is neither bool nor u8", condition.dtype());
         return Err(Error::Unsupported { kernel: "select", device: gpu.name().into(), reason });

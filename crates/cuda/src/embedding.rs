@@ -7,7 +7,7 @@ use crate::indexing;
 use crate::indices::{self, Allowed, Bad, CHECK_BYTES};
 use crate::rows::{RowPlan, extent};
 use retape_core::layout::{Shape, Strides};
-use retape_core::{Error, Result, Tensor};
+use retape_core::{Error, Result, Tensor, kernel};
 
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -20,7 +20,8 @@ struct Embedding {
 // SAFETY: the fields of `Embedding` in kernels/embedding.cu.
 unsafe impl Parameters for Embedding {}
 
-pub(crate) fn embedding(gpu: &Gpu, table: &Tensor, ids: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn embedding(gpu: &Gpu, k: &kernel::Embedding<'_>) -> Result<()> {
+    let kernel::Embedding { table, ids, out } = *k;
     let name = "embedding";
     let rows = table.shape()[0];
     let workspace = gpu.workspace(CHECK_BYTES)?;
@@ -38,8 +39,9 @@ pub(crate) fn embedding(gpu: &Gpu, table: &Tensor, ids: &Tensor, out: &Tensor) -
 }
 
 /// Ids outside the table, which `embedding` refuses, are left out.
-pub(crate) fn embedding_grad(gpu: &Gpu, ids: &Tensor, g: &Tensor, order: &Tensor, out: &Tensor) -> Result<()> {
-    copy::fill(gpu, 0.0, out)?;
+pub(crate) fn embedding_grad(gpu: &Gpu, k: &kernel::EmbeddingGrad<'_>) -> Result<()> {
+    let kernel::EmbeddingGrad { ids, g, order, out } = *k;
+    copy::fill(gpu, &kernel::Fill { value: 0.0, out })?;
     if g.is_empty() {
         return Ok(());
     }
@@ -54,5 +56,7 @@ pub(crate) fn embedding_grad(gpu: &Gpu, ids: &Tensor, g: &Tensor, order: &Tensor
     strides.resize(g.rank(), 0);
     strides.push(own.strides[1]);
     let out = out.as_strided(&shape, &strides, own.offset)?;
-    indexing::add_at("embedding_grad", gpu, (g, 1.0), &[&ids], order, &out)
+    let (indices, out): (&[&Tensor], _) = (&[&ids], &out);
+    let entries = kernel::ScatterAdd { source: g, indices, wrap: false, alpha: 1.0, order, out };
+    indexing::add_at("embedding_grad", gpu, &entries)
 }

@@ -10,7 +10,7 @@ use crate::indices::{self, Allowed, Bad, CHECK_BYTES};
 use crate::sort;
 use retape_core::layout::Shape;
 use retape_core::layout::position_of_first;
-use retape_core::{Error, Result, Tensor};
+use retape_core::{Error, Result, Tensor, kernel};
 
 const THREADS: usize = 256;
 /// Index tensors of one call: MAX_INDICES in kernels/indexing.cu.
@@ -138,7 +138,8 @@ fn arguments(gpu: &Gpu, kernel: &'static str, tensor: &Tensor, indices: &[&Tenso
     Ok(arg)
 }
 
-pub(crate) fn gather(gpu: &Gpu, x: &Tensor, indices: &[&Tensor], wrap: bool, out: &Tensor) -> Result<()> {
+pub(crate) fn gather(gpu: &Gpu, k: &kernel::Gather<'_>) -> Result<()> {
+    let kernel::Gather { x, indices, wrap, out } = *k;
     let name = "gather";
     if out.is_empty() {
         return Ok(());
@@ -154,29 +155,17 @@ pub(crate) fn gather(gpu: &Gpu, x: &Tensor, indices: &[&Tensor], wrap: bool, out
     gpu.launch(each(&by_size(name, x), out.len()), &p)
 }
 
-pub(crate) fn scatter_add(
-    gpu: &Gpu,
-    (source, alpha): (&Tensor, f64),
-    (indices, wrap): (&[&Tensor], bool),
-    order: &Tensor,
-    out: &Tensor,
-) -> Result<()> {
-    if source.is_empty() {
+pub(crate) fn scatter_add(gpu: &Gpu, k: &kernel::ScatterAdd<'_>) -> Result<()> {
+    if k.source.is_empty() {
         return Ok(());
     }
-    check(gpu, "scatter_add", out, indices, wrap)?;
-    add_at("scatter_add", gpu, (source, alpha), indices, order, out)
+    check(gpu, "scatter_add", k.out, k.indices, k.wrap)?;
+    add_at("scatter_add", gpu, k)
 }
 
 /// Scatter-add of a source that isn't empty, where indices are in range or to be left out.
-pub(crate) fn add_at(
-    name: &'static str,
-    gpu: &Gpu,
-    (source, alpha): (&Tensor, f64),
-    indices: &[&Tensor],
-    order: &Tensor,
-    out: &Tensor,
-) -> Result<()> {
+pub(crate) fn add_at(name: &'static str, gpu: &Gpu, k: &kernel::ScatterAdd<'_>) -> Result<()> {
+    let kernel::ScatterAdd { source, indices, alpha, order, out, .. } = *k;
     let behind = |d: usize| d + indices.len();
     let met = |d: usize| out.layout().strides[behind(d)] == 0;
     // Columns: each place of out is in one of them, and all have the same indices. Entries are numbered such that those that
@@ -215,7 +204,8 @@ pub(crate) fn add_at(
     gpu.launch(each(&kernel_for("scatter_add", out), source.len()), &p)
 }
 
-pub(crate) fn flip(gpu: &Gpu, x: &Tensor, dims: &[usize], out: &Tensor) -> Result<()> {
+pub(crate) fn flip(gpu: &Gpu, k: &kernel::Flip<'_>) -> Result<()> {
+    let kernel::Flip { x, dims, out } = *k;
     if out.is_empty() {
         return Ok(());
     }
@@ -238,7 +228,8 @@ pub(crate) fn others(x: &Tensor, dim: usize) -> Shape {
     (0..x.rank()).filter(|&d| d != dim).collect()
 }
 
-pub(crate) fn max_index(gpu: &Gpu, x: &Tensor, dim: usize, values: &Tensor, indices: &Tensor) -> Result<()> {
+pub(crate) fn max_index(gpu: &Gpu, k: &kernel::MaxIndex<'_>) -> Result<()> {
+    let kernel::MaxIndex { x, dim, values, indices } = *k;
     let name = "max_index";
     let team = line_team(x, dim);
     let p = MaxIndex {
@@ -254,7 +245,8 @@ pub(crate) fn max_index(gpu: &Gpu, x: &Tensor, dim: usize, values: &Tensor, indi
     gpu.launch(each(&kernel_for(name, x), values.len() * team), &p)
 }
 
-pub(crate) fn max_index_grad(gpu: &Gpu, indices: &Tensor, g: &Tensor, dim: usize, out: &Tensor) -> Result<()> {
+pub(crate) fn max_index_grad(gpu: &Gpu, k: &kernel::MaxIndexGrad<'_>) -> Result<()> {
+    let kernel::MaxIndexGrad { indices, g, dim, out } = *k;
     let name = "max_index_grad";
     let p = MaxIndexGrad {
         indices: TensorArg::flat(gpu, name, &indices.expand(out.shape())?)?,

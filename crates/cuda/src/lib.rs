@@ -35,10 +35,8 @@ mod softmax;
 mod sort;
 mod window;
 
-use cross_entropy::Scores;
 use cublas::CublasLt;
 use device::Gpu;
-use norm::Normed;
 use retape_core::{Backend, Buffer, Device, Error, Kernel, Launch, Result};
 use std::path::PathBuf;
 
@@ -113,104 +111,61 @@ unsafe impl Backend for Cuda {
 
     fn run(&self, launch: &Launch<'_>) -> Result<()> {
         let gpu = &self.gpu;
-        match *launch.kernel() {
-            Kernel::Fill { value, out } => copy::fill(gpu, value, out),
-            Kernel::Copy { x, out } => copy::copy(gpu, x, out),
-            Kernel::Unary { f, x, out } => elementwise::unary(gpu, f, x, out),
-            Kernel::UnaryGrad { f, saved, g, out } => elementwise::unary_grad(gpu, f, saved, g, out),
-            Kernel::Binary { f, a, b, out } => elementwise::binary(gpu, f, a, b, out),
-            Kernel::ExtremumGrad { f, a, b, g, out } => elementwise::extremum_grad(gpu, f, a, b, g, out),
-            Kernel::Ternary { f, a, b, c, out } => elementwise::ternary(gpu, f, [a, b, c], out),
-            Kernel::ClampGrad { by, x, low, high, g, out } => elementwise::clamp_grad(gpu, by, x, (low, high), g, out),
-            Kernel::Select { cond, a, b, out } => elementwise::select(gpu, cond, a, b, out),
-            Kernel::Loss { f, x, target, weight, out } => pointwise_loss::loss(gpu, f, (x, target, weight), out),
-            Kernel::LossGrad { f, by, x, target, weight, g, out } => {
-                pointwise_loss::loss_grad(gpu, f, by, (x, target, weight), g, out)
-            }
-            Kernel::Attention { q, k, v, mask, sequences, spec, out, stats } => {
-                let operands = attention::Operands { q, k, v, mask, spec, sequences };
-                attention::attention(gpu, operands, out, stats)
-            }
-            Kernel::AttentionDelta { o, g, delta } => attention::attention_delta(gpu, o, g, delta),
-            Kernel::AttentionGradKv { q, k, v, mask, sequences, g, stats, delta, spec, dk, dv } => {
-                let operands = attention::Operands { q, k, v, mask, spec, sequences };
-                attention::attention_grad_kv(gpu, operands, attention::Saved { g, stats, delta }, dk, dv)
-            }
-            Kernel::AttentionGradQ { q, k, v, mask, sequences, g, stats, delta, spec, dq } => {
-                let operands = attention::Operands { q, k, v, mask, spec, sequences };
-                attention::attention_grad_q(gpu, operands, attention::Saved { g, stats, delta }, dq)
-            }
-            Kernel::AttentionGradMask { q, k, v, mask, sequences, g, stats, delta, spec, dmask } => {
-                let operands = attention::Operands { q, k, v, mask, spec, sequences };
-                attention::attention_grad_mask(gpu, operands, attention::Saved { g, stats, delta }, dmask)
-            }
-            Kernel::Reduce { f, x, out } => reduce::reduce(gpu, f, x, out),
-            Kernel::ReduceGrad { f, x, y, g, out } => reduce::reduce_grad(gpu, f, (x, y), g, out),
-            Kernel::SquaredNorm { x, out } => reduce::squared_norm(gpu, x, out),
-            Kernel::LayerNorm { x, weight, bias, eps, out, mean, rstd } => {
-                norm::layer_norm(gpu, Normed { x, weight, mean, rstd }, bias, eps, out)
-            }
-            Kernel::LayerNormGrad { x, weight, mean, rstd, g, out } => {
-                norm::layer_norm_grad(gpu, Normed { x, weight, mean, rstd }, g, out)
-            }
-            Kernel::LayerNormParamGrad { x, mean, rstd, g, dweight, dbias } => {
-                norm::layer_norm_param_grad(gpu, Normed { x, weight: None, mean, rstd }, g, dweight, dbias)
-            }
-            Kernel::Softmax { x, out } => softmax::softmax(gpu, x, out),
-            Kernel::SoftmaxGrad { y, g, out } => softmax::softmax_grad(gpu, y, g, out),
-            Kernel::LogSoftmax { x, out } => softmax::log_softmax(gpu, x, out),
-            Kernel::LogSoftmaxGrad { y, g, out } => softmax::log_softmax_grad(gpu, y, g, out),
-            Kernel::Triangle { x, upper, diagonal, value, out } => {
-                softmax::triangle(gpu, x, (upper, diagonal), value, out)
-            }
-            Kernel::CrossEntropy { logits, target, weight, spec, loss, stats } => {
-                cross_entropy::cross_entropy(gpu, Scores { logits, target: Some(target), weight, spec }, loss, stats)
-            }
-            Kernel::CrossEntropyGrad { logits, target, weight, stats, g, spec, out } => {
-                let scores = Scores { logits, target: Some(target), weight, spec };
-                cross_entropy::cross_entropy_grad(gpu, scores, stats, g, out)
-            }
-            Kernel::NllLossGrad { target, weight, g, spec, out } => {
-                let scores = Scores { logits: out, target: Some(target), weight, spec };
-                cross_entropy::nll_loss_grad(gpu, scores, g, out)
-            }
-            Kernel::CrossEntropyTargetGrad { logits, weight, stats, g, spec, out } => {
-                cross_entropy::target_grad(gpu, Scores { logits, target: None, weight, spec }, stats, g, out)
-            }
-            Kernel::CrossEntropyWeightGrad { logits, target, weight, stats, g, spec, out } => {
-                let scores = Scores { logits, target: Some(target), weight: Some(weight), spec };
-                cross_entropy::weight_grad(gpu, scores, stats, g, out)
-            }
-            Kernel::Embedding { table, ids, out } => embedding::embedding(gpu, table, ids, out),
-            Kernel::EmbeddingGrad { ids, g, order, out } => embedding::embedding_grad(gpu, ids, g, order, out),
-            Kernel::Gather { x, indices, wrap, out } => indexing::gather(gpu, x, indices, wrap, out),
-            Kernel::ScatterAdd { source, indices, wrap, alpha, order, out } => {
-                indexing::scatter_add(gpu, (source, alpha), (indices, wrap), order, out)
-            }
-            Kernel::Flip { x, dims, out } => indexing::flip(gpu, x, dims, out),
-            Kernel::MaxIndex { x, dim, values, indices } => indexing::max_index(gpu, x, dim, values, indices),
-            Kernel::MaxIndexGrad { indices, g, dim, out } => indexing::max_index_grad(gpu, indices, g, dim, out),
-            Kernel::Matmul { a, b, alpha, accumulate, out } => {
-                matmul::matmul(gpu, &self.cublas, (a, b), alpha, accumulate, out)
-            }
-            Kernel::Quantize { x, group, rounding, q, scales } => {
-                quantize::quantize(gpu, x, (group, rounding), q, scales)
-            }
-            Kernel::Dequantize { q, scales, group, out } => quantize::dequantize(gpu, q, scales, group, out),
-            Kernel::Uniform { stream, out } => random::uniform(gpu, stream, out),
-            Kernel::Normal { stream, std, out } => random::normal(gpu, stream, std, out),
-            Kernel::Dropout { x, p, stream, out } => random::dropout(gpu, x, p, stream, out),
-            Kernel::AdamW { p, g, m, v, step, config, grad_scale } => {
-                optimizer::adamw(gpu, [p, g, m, v], step, config, grad_scale)
-            }
-            Kernel::Scan { f, x, dim, out } => scan::scan(gpu, f, x, dim, out),
-            Kernel::CumprodGrad { x, g, dim, out } => scan::cumprod_grad(gpu, x, g, dim, out),
-            Kernel::Im2col { x, window, out } => window::im2col(gpu, x, window, out),
-            Kernel::Col2im { cols, window, out } => window::col2im(gpu, cols, window, out),
-            Kernel::MaxPool { x, window, out, index } => window::max_pool(gpu, x, window, out, index),
-            Kernel::MaxPoolGrad { index, g, window, out } => window::max_pool_grad(gpu, index, g, window, out),
-            Kernel::AvgPool { x, window, divisor, out } => window::avg_pool(gpu, x, window, divisor, out),
-            Kernel::AvgPoolGrad { g, window, divisor, out } => window::avg_pool_grad(gpu, g, window, divisor, out),
+        match launch.kernel() {
+            Kernel::Fill(k) => copy::fill(gpu, k),
+            Kernel::Copy(k) => copy::copy(gpu, k),
+            Kernel::Unary(k) => elementwise::unary(gpu, k),
+            Kernel::UnaryGrad(k) => elementwise::unary_grad(gpu, k),
+            Kernel::Binary(k) => elementwise::binary(gpu, k),
+            Kernel::ExtremumGrad(k) => elementwise::extremum_grad(gpu, k),
+            Kernel::Ternary(k) => elementwise::ternary(gpu, k),
+            Kernel::ClampGrad(k) => elementwise::clamp_grad(gpu, k),
+            Kernel::Select(k) => elementwise::select(gpu, k),
+            Kernel::Loss(k) => pointwise_loss::loss(gpu, k),
+            Kernel::LossGrad(k) => pointwise_loss::loss_grad(gpu, k),
+            Kernel::Reduce(k) => reduce::reduce(gpu, k),
+            Kernel::ReduceGrad(k) => reduce::reduce_grad(gpu, k),
+            Kernel::SquaredNorm(k) => reduce::squared_norm(gpu, k),
+            Kernel::Scan(k) => scan::scan(gpu, k),
+            Kernel::CumprodGrad(k) => scan::cumprod_grad(gpu, k),
+            Kernel::Matmul(k) => matmul::matmul(gpu, &self.cublas, k),
+            Kernel::Softmax(k) => softmax::softmax(gpu, k),
+            Kernel::SoftmaxGrad(k) => softmax::softmax_grad(gpu, k),
+            Kernel::LogSoftmax(k) => softmax::log_softmax(gpu, k),
+            Kernel::LogSoftmaxGrad(k) => softmax::log_softmax_grad(gpu, k),
+            Kernel::Triangle(k) => softmax::triangle(gpu, k),
+            Kernel::CrossEntropy(k) => cross_entropy::cross_entropy(gpu, k),
+            Kernel::CrossEntropyGrad(k) => cross_entropy::cross_entropy_grad(gpu, k),
+            Kernel::NllLossGrad(k) => cross_entropy::nll_loss_grad(gpu, k),
+            Kernel::CrossEntropyTargetGrad(k) => cross_entropy::target_grad(gpu, k),
+            Kernel::CrossEntropyWeightGrad(k) => cross_entropy::weight_grad(gpu, k),
+            Kernel::LayerNorm(k) => norm::layer_norm(gpu, k),
+            Kernel::LayerNormGrad(k) => norm::layer_norm_grad(gpu, k),
+            Kernel::LayerNormParamGrad(k) => norm::layer_norm_param_grad(gpu, k),
+            Kernel::Embedding(k) => embedding::embedding(gpu, k),
+            Kernel::EmbeddingGrad(k) => embedding::embedding_grad(gpu, k),
+            Kernel::Flip(k) => indexing::flip(gpu, k),
+            Kernel::Gather(k) => indexing::gather(gpu, k),
+            Kernel::ScatterAdd(k) => indexing::scatter_add(gpu, k),
+            Kernel::MaxIndex(k) => indexing::max_index(gpu, k),
+            Kernel::MaxIndexGrad(k) => indexing::max_index_grad(gpu, k),
+            Kernel::Im2col(k) => window::im2col(gpu, k),
+            Kernel::Col2im(k) => window::col2im(gpu, k),
+            Kernel::MaxPool(k) => window::max_pool(gpu, k),
+            Kernel::MaxPoolGrad(k) => window::max_pool_grad(gpu, k),
+            Kernel::AvgPool(k) => window::avg_pool(gpu, k),
+            Kernel::AvgPoolGrad(k) => window::avg_pool_grad(gpu, k),
+            Kernel::Attention(k) => attention::attention(gpu, k),
+            Kernel::AttentionDelta(k) => attention::attention_delta(gpu, k),
+            Kernel::AttentionGradKv(k) => attention::attention_grad_kv(gpu, k),
+            Kernel::AttentionGradQ(k) => attention::attention_grad_q(gpu, k),
+            Kernel::AttentionGradMask(k) => attention::attention_grad_mask(gpu, k),
+            Kernel::Quantize(k) => quantize::quantize(gpu, k),
+            Kernel::Dequantize(k) => quantize::dequantize(gpu, k),
+            Kernel::Uniform(k) => random::uniform(gpu, k),
+            Kernel::Normal(k) => random::normal(gpu, k),
+            Kernel::Dropout(k) => random::dropout(gpu, k),
+            Kernel::AdamW(k) => optimizer::adamw(gpu, k),
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::copy;
 use crate::cublas::{CublasLt, Gemm, Operand};
 use crate::device::{Gpu, Launch, Parameters};
-use retape_core::{DType, Result, Tensor};
+use retape_core::{DType, Result, Tensor, kernel};
 
 /// Threads of a block, and the side of a tile, of kernels/matmul.cu.
 const THREADS: u32 = 256;
@@ -51,21 +51,15 @@ struct Matmul {
 // SAFETY: the fields of `Matmul` in kernels/matmul.cuh.
 unsafe impl Parameters for Matmul {}
 
-pub(crate) fn matmul(
-    gpu: &Gpu,
-    cublas: &CublasLt,
-    (a, b): (&Tensor, &Tensor),
-    alpha: f64,
-    accumulate: bool,
-    out: &Tensor,
-) -> Result<()> {
+pub(crate) fn matmul(gpu: &Gpu, cublas: &CublasLt, k: &kernel::Matmul<'_>) -> Result<()> {
+    let kernel::Matmul { a, b, accumulate, out, .. } = *k;
     if out.is_empty() {
         return Ok(());
     }
     if a.shape()[a.rank() - 1] == 0 {
-        return if accumulate { Ok(()) } else { copy::fill(gpu, 0.0, out) };
+        return if accumulate { Ok(()) } else { copy::fill(gpu, &kernel::Fill { value: 0.0, out }) };
     }
-    let product = Matmul::new(gpu, (a, b), alpha, accumulate, out)?;
+    let product = Matmul::new(gpu, k)?;
     let dtypes = [a.dtype(), b.dtype(), out.dtype()];
     if product.by_cublas(gpu, cublas, dtypes)? {
         return Ok(());
@@ -74,7 +68,8 @@ pub(crate) fn matmul(
 }
 
 impl Matmul {
-    fn new(gpu: &Gpu, (a, b): (&Tensor, &Tensor), alpha: f64, accumulate: bool, out: &Tensor) -> Result<Matmul> {
+    fn new(gpu: &Gpu, product: &kernel::Matmul<'_>) -> Result<Matmul> {
+        let kernel::Matmul { a, b, alpha, accumulate, out } = *product;
         let [a_arg, b_arg, out_arg] = TensorArg::merged(gpu, "matmul", [a, b, out], 2)?;
         let [k, n] = size_of_matrix(&b_arg);
         let [m, _] = size_of_matrix(&out_arg);

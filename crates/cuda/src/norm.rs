@@ -6,7 +6,7 @@
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters};
 use crate::rows::{PACK, RowPlan, extent};
-use retape_core::{Result, Tensor};
+use retape_core::{Result, Tensor, kernel};
 
 /// Threads of a block that sums columns.
 const THREADS: usize = 256;
@@ -79,47 +79,32 @@ fn numbers(gpu: &Gpu, kernel: &'static str, tensor: Option<&Tensor>) -> Result<T
     tensor.map_or(Ok(TensorArg::ABSENT), |tensor| TensorArg::flat(gpu, kernel, tensor))
 }
 
-/// x and its statistics, and what they are scaled by.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Normed<'a> {
-    pub x: &'a Tensor,
-    pub weight: Option<&'a Tensor>,
-    pub mean: Option<&'a Tensor>,
-    pub rstd: &'a Tensor,
-}
-
-pub(crate) fn layer_norm(gpu: &Gpu, normed: Normed<'_>, bias: Option<&Tensor>, eps: f64, out: &Tensor) -> Result<()> {
+pub(crate) fn layer_norm(gpu: &Gpu, k: &kernel::LayerNorm<'_>) -> Result<()> {
     let name = "layer_norm";
-    let [x, out_arg] = [TensorArg::rows(gpu, name, normed.x)?, TensorArg::rows(gpu, name, out)?];
-    let [weight, bias] = [TensorArg::rows(gpu, name, normed.weight)?, TensorArg::rows(gpu, name, bias)?];
-    let (rows, width) = extent(normed.x);
-    let plan = RowPlan::new(rows, width, &[&x, &out_arg, &weight, &bias]);
-    let (mean, rstd) = (numbers(gpu, name, normed.mean)?, numbers(gpu, name, Some(normed.rstd))?);
-    let p = LayerNorm { plan, x, weight, bias, out: out_arg, mean, rstd, eps };
-    gpu.launch(plan.launch(&plan.kernel(name, normed.x)), &p)
+    let [x, out] = [TensorArg::rows(gpu, name, k.x)?, TensorArg::rows(gpu, name, k.out)?];
+    let [weight, bias] = [TensorArg::rows(gpu, name, k.weight)?, TensorArg::rows(gpu, name, k.bias)?];
+    let (rows, width) = extent(k.x);
+    let plan = RowPlan::new(rows, width, &[&x, &out, &weight, &bias]);
+    let (mean, rstd) = (numbers(gpu, name, k.mean)?, numbers(gpu, name, Some(k.rstd))?);
+    let p = LayerNorm { plan, x, weight, bias, out, mean, rstd, eps: k.eps };
+    gpu.launch(plan.launch(&plan.kernel(name, k.x)), &p)
 }
 
-pub(crate) fn layer_norm_grad(gpu: &Gpu, normed: Normed<'_>, g: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn layer_norm_grad(gpu: &Gpu, k: &kernel::LayerNormGrad<'_>) -> Result<()> {
     let name = "layer_norm_grad";
-    let [x, g, out] = [normed.x, g, out].map(|tensor| TensorArg::rows(gpu, name, tensor));
-    let (x, g, out, weight) = (x?, g?, out?, TensorArg::rows(gpu, name, normed.weight)?);
-    let (rows, width) = extent(normed.x);
+    let [x, g, out] = [k.x, k.g, k.out].map(|tensor| TensorArg::rows(gpu, name, tensor));
+    let (x, g, out, weight) = (x?, g?, out?, TensorArg::rows(gpu, name, k.weight)?);
+    let (rows, width) = extent(k.x);
     let plan = RowPlan::new(rows, width, &[&x, &g, &out, &weight]);
-    let (mean, rstd) = (numbers(gpu, name, normed.mean)?, numbers(gpu, name, Some(normed.rstd))?);
+    let (mean, rstd) = (numbers(gpu, name, k.mean)?, numbers(gpu, name, Some(k.rstd))?);
     let p = LayerNormGrad { plan, x, weight, mean, rstd, g, out };
-    gpu.launch(plan.launch(&plan.kernel(name, normed.x)), &p)
+    gpu.launch(plan.launch(&plan.kernel(name, k.x)), &p)
 }
 
-pub(crate) fn layer_norm_param_grad(
-    gpu: &Gpu,
-    normed: Normed<'_>,
-    g: &Tensor,
-    dweight: Option<&Tensor>,
-    dbias: Option<&Tensor>,
-) -> Result<()> {
+pub(crate) fn layer_norm_param_grad(gpu: &Gpu, k: &kernel::LayerNormParamGrad<'_>) -> Result<()> {
     let name = "layer_norm_param_grad";
-    let (rows, width) = extent(normed.x);
-    let (x, g) = (TensorArg::rows(gpu, name, normed.x)?, TensorArg::rows(gpu, name, g)?);
+    let (rows, width) = extent(k.x);
+    let (x, g) = (TensorArg::rows(gpu, name, k.x)?, TensorArg::rows(gpu, name, k.g)?);
     // Each thread has its own columns, a pack of them: fewer than 32 lanes may lie along a row.
     let plan = RowPlan { interleaved: 0, ..RowPlan::new(rows, width, &[&x, &g]) };
     let lanes = width.div_ceil(PACK).next_power_of_two().min(32);
@@ -129,18 +114,18 @@ pub(crate) fn layer_norm_param_grad(
     let pieces = rows.div_ceil(piece);
     let workspace = gpu.workspace(pieces * 2 * width * 8)?;
     let parts = workspace.address() as u64;
-    let (mean, rstd) = (numbers(gpu, name, normed.mean)?, numbers(gpu, name, Some(normed.rstd))?);
-    let together = normed.mean.map_or(1, |mean| mean.layout().repeats()) as i64;
+    let (mean, rstd) = (numbers(gpu, name, k.mean)?, numbers(gpu, name, Some(k.rstd))?);
+    let together = k.mean.map_or(1, |mean| mean.layout().repeats()) as i64;
     let (piece, pieces, lanes) = (piece as i64, pieces as i64, lanes as i32);
     let p = LayerNormParamGrad { plan, x, mean, rstd, g, parts, piece, pieces, together, lanes, padding: 0 };
-    let kernel = kernel_for(name, normed.x);
+    let kernel = kernel_for(name, k.x);
     let shared = (THREADS * 2 * PACK * 8) as u32;
     gpu.launch(
         Launch { kernel: &kernel, grid: blocks(strips * pieces as usize, 1), block: THREADS as u32, shared },
         &p,
     )?;
-    let (dweight, dbias) = (numbers(gpu, name, dweight)?, numbers(gpu, name, dbias)?);
-    let kernel = kernel_for("layer_norm_param_sum", normed.x);
+    let (dweight, dbias) = (numbers(gpu, name, k.dweight)?, numbers(gpu, name, k.dbias)?);
+    let kernel = kernel_for("layer_norm_param_sum", k.x);
     let launch =
         Launch { kernel: &kernel, grid: blocks(2 * width, 32), block: THREADS as u32, shared: (THREADS * 8) as u32 };
     gpu.launch(launch, &LayerNormParamSum { dweight, dbias, parts, width: width as i64, pieces })

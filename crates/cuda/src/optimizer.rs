@@ -2,8 +2,8 @@
 
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters};
-use retape_core::kernel::AdamWConfig;
-use retape_core::{Result, Tensor};
+use retape_core::Result;
+use retape_core::kernel::{self, AdamWConfig};
 
 const THREADS: usize = 256;
 
@@ -29,24 +29,18 @@ struct AdamW {
 unsafe impl Parameters for AdamW {}
 
 /// One step in place on p, m and v.
-pub(crate) fn adamw(
-    gpu: &Gpu,
-    [p, g, m, v]: [&Tensor; 4],
-    step: u64,
-    config: AdamWConfig,
-    grad_scale: f64,
-) -> Result<()> {
-    let AdamWConfig { lr, beta1, beta2, eps, weight_decay } = config;
-    let correction = |beta: f64| 1.0 - beta.powf(step as f64);
-    let args = TensorArg::elementwise(gpu, "adamw", [p, g, m, v])?;
+pub(crate) fn adamw(gpu: &Gpu, k: &kernel::AdamW<'_>) -> Result<()> {
+    let AdamWConfig { lr, beta1, beta2, eps, weight_decay } = k.config;
+    let correction = |beta: f64| 1.0 - beta.powf(k.step as f64);
+    let args = TensorArg::elementwise(gpu, "adamw", [k.p, k.g, k.m, k.v])?;
     let packs = args.iter().all(TensorArg::is_packable);
-    let [p_arg, g_arg, m_arg, v_arg] = args;
+    let [p, g, m, v] = args;
     let parameters = AdamW {
-        p: p_arg,
-        g: g_arg,
-        m: m_arg,
-        v: v_arg,
-        grad_scale,
+        p,
+        g,
+        m,
+        v,
+        grad_scale: k.grad_scale,
         shrink: 1.0 - lr * weight_decay,
         beta1,
         rest1: 1.0 - beta1,
@@ -57,7 +51,7 @@ pub(crate) fn adamw(
         eps,
         packs: packs.into(),
     };
-    let kernel = kernel_for("adamw", p);
-    let grid = blocks(p.len(), THREADS * if packs { 8 } else { 1 });
+    let kernel = kernel_for("adamw", k.p);
+    let grid = blocks(k.p.len(), THREADS * if packs { 8 } else { 1 });
     gpu.launch(Launch { kernel: &kernel, grid, block: THREADS as u32, shared: 0 }, &parameters)
 }

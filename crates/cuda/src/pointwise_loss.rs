@@ -2,11 +2,8 @@
 
 use crate::device::Gpu;
 use crate::map::{Function, map};
-use retape_core::kernel::LossFn;
-use retape_core::{Result, Tensor};
-
-/// Prediction, target, and the weight of the positives.
-type Operands<'a> = (&'a Tensor, &'a Tensor, Option<&'a Tensor>);
+use retape_core::Result;
+use retape_core::kernel::{self, LossFn};
 
 fn number(f: LossFn) -> (i32, f64) {
     match f {
@@ -20,20 +17,13 @@ fn number(f: LossFn) -> (i32, f64) {
     }
 }
 
-pub(crate) fn loss(gpu: &Gpu, f: LossFn, (x, target, weight): Operands<'_>, out: &Tensor) -> Result<()> {
-    let (number, constant) = number(f);
-    map(gpu, "loss", Function::with(number, constant, 0.0), [Some(x), Some(target), weight], out)
+pub(crate) fn loss(gpu: &Gpu, k: &kernel::Loss<'_>) -> Result<()> {
+    let (number, constant) = number(k.f);
+    map(gpu, "loss", Function::with(number, constant, 0.0), [Some(k.x), Some(k.target), k.weight], k.out)
 }
 
-pub(crate) fn loss_grad(
-    gpu: &Gpu,
-    f: LossFn,
-    by: usize,
-    (x, target, weight): Operands<'_>,
-    g: &Tensor,
-    out: &Tensor,
-) -> Result<()> {
-    let (number, constant) = number(f);
-    let operands = [Some(x), Some(target), weight, Some(g)];
-    map(gpu, "loss_grad", Function::with(number, constant, by as f64), operands, out)
+pub(crate) fn loss_grad(gpu: &Gpu, k: &kernel::LossGrad<'_>) -> Result<()> {
+    let (number, constant) = number(k.f);
+    let operands = [Some(k.x), Some(k.target), k.weight, Some(k.g)];
+    map(gpu, "loss_grad", Function::with(number, constant, k.by as f64), operands, k.out)
 }

@@ -3,8 +3,7 @@
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters};
 use crate::random::Stream;
-use retape_core::kernel::RandomStream;
-use retape_core::{DType, Result, Tensor};
+use retape_core::{DType, Result, kernel};
 
 const THREADS: usize = 256;
 const PACK: usize = 8;
@@ -44,13 +43,8 @@ struct Dequantize {
 // SAFETY: the fields of `Dequantize` in kernels/quantize.cu.
 unsafe impl Parameters for Dequantize {}
 
-pub(crate) fn quantize(
-    gpu: &Gpu,
-    x: &Tensor,
-    (group, rounding): (usize, Option<RandomStream>),
-    q: &Tensor,
-    scales: &Tensor,
-) -> Result<()> {
+pub(crate) fn quantize(gpu: &Gpu, k: &kernel::Quantize<'_>) -> Result<()> {
+    let kernel::Quantize { x, group, rounding, q, scales } = *k;
     if x.is_empty() {
         return Ok(());
     }
@@ -83,7 +77,8 @@ pub(crate) fn quantize(
     gpu.launch(Launch { kernel: &kernel, grid: blocks(rows * groups, 1), block, shared }, &parameters)
 }
 
-pub(crate) fn dequantize(gpu: &Gpu, q: &Tensor, scales: &Tensor, group: usize, out: &Tensor) -> Result<()> {
+pub(crate) fn dequantize(gpu: &Gpu, k: &kernel::Dequantize<'_>) -> Result<()> {
+    let kernel::Dequantize { q, scales, group, out } = *k;
     if out.is_empty() {
         return Ok(());
     }

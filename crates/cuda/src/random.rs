@@ -2,7 +2,7 @@
 
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters};
-use retape_core::kernel::RandomStream;
+use retape_core::kernel::{self, RandomStream};
 use retape_core::{DType, Result, Tensor};
 
 const THREADS: usize = 256;
@@ -46,7 +46,8 @@ impl Random {
 }
 
 /// Uniform numbers in [0, 1), with all the bits that the dtype holds.
-pub(crate) fn uniform(gpu: &Gpu, stream: RandomStream, out: &Tensor) -> Result<()> {
+pub(crate) fn uniform(gpu: &Gpu, k: &kernel::Uniform<'_>) -> Result<()> {
+    let kernel::Uniform { stream, out } = *k;
     let drop = match out.dtype() {
         DType::F64 => 0,
         DType::F16 => 32 - 11,
@@ -60,13 +61,15 @@ pub(crate) fn uniform(gpu: &Gpu, stream: RandomStream, out: &Tensor) -> Result<(
 }
 
 /// Normal numbers of standard deviation `std`.
-pub(crate) fn normal(gpu: &Gpu, stream: RandomStream, std: f64, out: &Tensor) -> Result<()> {
+pub(crate) fn normal(gpu: &Gpu, k: &kernel::Normal<'_>) -> Result<()> {
+    let kernel::Normal { stream, std, out } = *k;
     let random = Random { factor: std, ..Random::new(gpu, "normal", stream, out)? };
     let grid = blocks(out.len(), THREADS * 2);
     gpu.launch(Launch { kernel: "normal", grid, block: THREADS as u32, shared: 0 }, &random)
 }
 
-pub(crate) fn dropout(gpu: &Gpu, x: &Tensor, p: f64, stream: RandomStream, out: &Tensor) -> Result<()> {
+pub(crate) fn dropout(gpu: &Gpu, k: &kernel::Dropout<'_>) -> Result<()> {
+    let kernel::Dropout { x, p, stream, out } = *k;
     let [x_arg, out_arg] = TensorArg::elementwise(gpu, "dropout", [x, out])?;
     let random = Random {
         x: x_arg,

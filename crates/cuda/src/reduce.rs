@@ -8,7 +8,7 @@ use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters};
 use crate::rows::{FOLD_BYTES, PACK, RowPlan, has_packed_rows};
 use crate::scan;
-use retape_core::kernel::ReduceFn;
+use retape_core::kernel::{self, ReduceFn};
 use retape_core::layout::{Shape, contiguous_strides};
 use retape_core::{DType, Result, Tensor};
 
@@ -154,7 +154,8 @@ fn count(x: &Tensor, dims: &[usize]) -> usize {
     dims.iter().map(|&d| x.shape()[d]).product()
 }
 
-pub(crate) fn reduce(gpu: &Gpu, f: ReduceFn, x: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn reduce(gpu: &Gpu, k: &kernel::Reduce<'_>) -> Result<()> {
+    let kernel::Reduce { f, x, out } = *k;
     let (kind, (reduced, kept)) = (Kind::of(f), split_dims(x, out));
     // The kept dimensions behind all reduced ones.
     let cut = kept.partition_point(|&d| reduced.last().is_some_and(|&r| d < r));
@@ -164,9 +165,9 @@ pub(crate) fn reduce(gpu: &Gpu, f: ReduceFn, x: &Tensor, out: &Tensor) -> Result
     rows(gpu, "reduce", kind, x, (&reduced, &kept), out)
 }
 
-pub(crate) fn squared_norm(gpu: &Gpu, x: &Tensor, out: &Tensor) -> Result<()> {
-    let all: Shape = (0..x.rank()).collect();
-    rows(gpu, "squared_norm", Kind::SQUARES, x, (&all, &[]), out)
+pub(crate) fn squared_norm(gpu: &Gpu, k: &kernel::SquaredNorm<'_>) -> Result<()> {
+    let all: Shape = (0..k.x.rank()).collect();
+    rows(gpu, "squared_norm", Kind::SQUARES, k.x, (&all, &[]), k.out)
 }
 
 /// x as groups, without an output; a team for each group.
@@ -291,7 +292,8 @@ fn put_together(gpu: &Gpu, kind: Kind, parts: u64, (outputs, pieces): (usize, us
     gpu.launch(launch, &ReduceParts { out, parts, outputs, pieces, parameter, kind: kind.0, padding: 0 })
 }
 
-pub(crate) fn reduce_grad(gpu: &Gpu, f: ReduceFn, (x, y): (&Tensor, &Tensor), g: &Tensor, out: &Tensor) -> Result<()> {
+pub(crate) fn reduce_grad(gpu: &Gpu, k: &kernel::ReduceGrad<'_>) -> Result<()> {
+    let kernel::ReduceGrad { f, x, y, g, out } = *k;
     let name = "reduce_grad";
     if x.is_empty() {
         return Ok(());

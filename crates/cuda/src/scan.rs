@@ -5,7 +5,7 @@
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters};
 use crate::indexing::{line_team, others};
-use retape_core::kernel::ScanFn as Fold;
+use retape_core::kernel::{self, ScanFn};
 use retape_core::{Result, Tensor};
 
 const THREADS: usize = 256;
@@ -14,7 +14,7 @@ const TILE: usize = 32;
 
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-struct ScanFn {
+struct Scan {
     x_others: TensorArg,
     x_line: TensorArg,
     out_others: TensorArg,
@@ -25,7 +25,7 @@ struct ScanFn {
     team: i32,
 }
 // SAFETY: the fields of `Scan` in kernels/scan.cu.
-unsafe impl Parameters for ScanFn {}
+unsafe impl Parameters for Scan {}
 
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -49,7 +49,8 @@ fn launch(kernel: &str, lines: usize, team: usize) -> Launch<'_> {
     Launch { kernel, grid: blocks(lines * team, THREADS), block: THREADS as u32, shared: 0 }
 }
 
-pub(crate) fn scan(gpu: &Gpu, f: Fold, x: &Tensor, dim: usize, out: &Tensor) -> Result<()> {
+pub(crate) fn scan(gpu: &Gpu, k: &kernel::Scan<'_>) -> Result<()> {
+    let kernel::Scan { f, x, dim, out } = *k;
     if x.is_empty() {
         return Ok(());
     }
@@ -57,11 +58,11 @@ pub(crate) fn scan(gpu: &Gpu, f: Fold, x: &Tensor, dim: usize, out: &Tensor) -> 
     let (across, length, team) = (others(x, dim), x.shape()[dim], line_team(x, dim));
     let lines = x.len() / length;
     let fold = match f {
-        Fold::Sum => 0,
-        Fold::SumToEnd => 1,
-        Fold::Prod => 2,
+        ScanFn::Sum => 0,
+        ScanFn::SumToEnd => 1,
+        ScanFn::Prod => 2,
     };
-    let p = ScanFn {
+    let p = Scan {
         x_others: arg(x, &across)?,
         x_line: arg(x, &[dim])?,
         out_others: arg(out, &across)?,
@@ -74,8 +75,8 @@ pub(crate) fn scan(gpu: &Gpu, f: Fold, x: &Tensor, dim: usize, out: &Tensor) -> 
     gpu.launch(launch(&kernel_for("scan", x), lines, team), &p)
 }
 
-pub(crate) fn cumprod_grad(gpu: &Gpu, x: &Tensor, g: &Tensor, dim: usize, out: &Tensor) -> Result<()> {
-    product_grad(gpu, "cumprod_grad", x, g, (&others(x, dim), &[dim]), false, out)
+pub(crate) fn cumprod_grad(gpu: &Gpu, k: &kernel::CumprodGrad<'_>) -> Result<()> {
+    product_grad(gpu, "cumprod_grad", k.x, k.g, (&others(k.x, k.dim), &[k.dim]), false, k.out)
 }
 
 /// The gradient of the running product, or of the `whole` one, over the dimensions `along`; then g has size 1 in these.

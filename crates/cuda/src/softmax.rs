@@ -3,7 +3,7 @@
 use crate::argument::{TensorArg, kernel_for};
 use crate::device::{Gpu, Parameters};
 use crate::rows::{RowPlan, extent};
-use retape_core::{Result, Tensor};
+use retape_core::{Result, Tensor, kernel};
 
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -48,12 +48,12 @@ fn rows<const N: usize>(gpu: &Gpu, kernel: &'static str, tensors: [&Tensor; N]) 
     Ok((args, RowPlan::new(count, width, &args.each_ref())))
 }
 
-pub(crate) fn softmax(gpu: &Gpu, x: &Tensor, out: &Tensor) -> Result<()> {
-    forward(gpu, "softmax", x, out)
+pub(crate) fn softmax(gpu: &Gpu, k: &kernel::Softmax<'_>) -> Result<()> {
+    forward(gpu, "softmax", k.x, k.out)
 }
 
-pub(crate) fn log_softmax(gpu: &Gpu, x: &Tensor, out: &Tensor) -> Result<()> {
-    forward(gpu, "log_softmax", x, out)
+pub(crate) fn log_softmax(gpu: &Gpu, k: &kernel::LogSoftmax<'_>) -> Result<()> {
+    forward(gpu, "log_softmax", k.x, k.out)
 }
 
 fn forward(gpu: &Gpu, name: &'static str, x: &Tensor, out: &Tensor) -> Result<()> {
@@ -61,12 +61,12 @@ fn forward(gpu: &Gpu, name: &'static str, x: &Tensor, out: &Tensor) -> Result<()
     gpu.launch(plan.launch(&plan.kernel(name, x)), &Softmax { plan, x: x_arg, out })
 }
 
-pub(crate) fn softmax_grad(gpu: &Gpu, y: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
-    backward(gpu, "softmax_grad", y, g, out)
+pub(crate) fn softmax_grad(gpu: &Gpu, k: &kernel::SoftmaxGrad<'_>) -> Result<()> {
+    backward(gpu, "softmax_grad", k.y, k.g, k.out)
 }
 
-pub(crate) fn log_softmax_grad(gpu: &Gpu, y: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
-    backward(gpu, "log_softmax_grad", y, g, out)
+pub(crate) fn log_softmax_grad(gpu: &Gpu, k: &kernel::LogSoftmaxGrad<'_>) -> Result<()> {
+    backward(gpu, "log_softmax_grad", k.y, k.g, k.out)
 }
 
 fn backward(gpu: &Gpu, name: &'static str, y: &Tensor, g: &Tensor, out: &Tensor) -> Result<()> {
@@ -74,13 +74,8 @@ fn backward(gpu: &Gpu, name: &'static str, y: &Tensor, g: &Tensor, out: &Tensor)
     gpu.launch(plan.launch(&plan.kernel(name, y)), &SoftmaxGrad { plan, y: y_arg, g, out })
 }
 
-pub(crate) fn triangle(
-    gpu: &Gpu,
-    x: &Tensor,
-    (upper, diagonal): (bool, isize),
-    value: f64,
-    out: &Tensor,
-) -> Result<()> {
+pub(crate) fn triangle(gpu: &Gpu, k: &kernel::Triangle<'_>) -> Result<()> {
+    let kernel::Triangle { x, upper, diagonal, value, out } = *k;
     let ([x_arg, out], plan) = rows(gpu, "triangle", [x, out])?;
     let (height, width) = (x.shape()[x.rank() - 2] as i64, plan.width);
     // A diagonal outside the matrix is as good as any other.

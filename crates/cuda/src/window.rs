@@ -2,7 +2,7 @@
 
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters};
-use retape_core::kernel::{PoolDivisor, Window};
+use retape_core::kernel::{self, PoolDivisor, Window};
 use retape_core::{Result, Tensor};
 
 const THREADS: usize = 256;
@@ -64,12 +64,12 @@ fn columns(gpu: &Gpu, name: &'static str, image: &Tensor, window: Window, column
     })
 }
 
-pub(crate) fn im2col(gpu: &Gpu, x: &Tensor, window: Window, out: &Tensor) -> Result<()> {
-    launch(gpu, "im2col", out, &columns(gpu, "im2col", x, window, out)?)
+pub(crate) fn im2col(gpu: &Gpu, k: &kernel::Im2col<'_>) -> Result<()> {
+    launch(gpu, "im2col", k.out, &columns(gpu, "im2col", k.x, k.window, k.out)?)
 }
 
-pub(crate) fn col2im(gpu: &Gpu, cols: &Tensor, window: Window, out: &Tensor) -> Result<()> {
-    launch(gpu, "col2im", out, &columns(gpu, "col2im", out, window, cols)?)
+pub(crate) fn col2im(gpu: &Gpu, k: &kernel::Col2im<'_>) -> Result<()> {
+    launch(gpu, "col2im", k.out, &columns(gpu, "col2im", k.out, k.window, k.cols)?)
 }
 
 fn pool(
@@ -97,20 +97,20 @@ fn pool(
     })
 }
 
-pub(crate) fn max_pool(gpu: &Gpu, x: &Tensor, window: Window, out: &Tensor, index: &Tensor) -> Result<()> {
-    let p = pool(gpu, "max_pool", (x, out, Some(index)), window, PoolDivisor::Inside)?;
-    launch(gpu, "max_pool", out, &p)
+pub(crate) fn max_pool(gpu: &Gpu, k: &kernel::MaxPool<'_>) -> Result<()> {
+    let p = pool(gpu, "max_pool", (k.x, k.out, Some(k.index)), k.window, PoolDivisor::Inside)?;
+    launch(gpu, "max_pool", k.out, &p)
 }
 
-pub(crate) fn max_pool_grad(gpu: &Gpu, index: &Tensor, g: &Tensor, window: Window, out: &Tensor) -> Result<()> {
-    let p = pool(gpu, "max_pool_grad", (out, g, Some(index)), window, PoolDivisor::Inside)?;
-    launch(gpu, "max_pool_grad", out, &p)
+pub(crate) fn max_pool_grad(gpu: &Gpu, k: &kernel::MaxPoolGrad<'_>) -> Result<()> {
+    let p = pool(gpu, "max_pool_grad", (k.out, k.g, Some(k.index)), k.window, PoolDivisor::Inside)?;
+    launch(gpu, "max_pool_grad", k.out, &p)
 }
 
-pub(crate) fn avg_pool(gpu: &Gpu, x: &Tensor, window: Window, divisor: PoolDivisor, out: &Tensor) -> Result<()> {
-    launch(gpu, "avg_pool", out, &pool(gpu, "avg_pool", (x, out, None), window, divisor)?)
+pub(crate) fn avg_pool(gpu: &Gpu, k: &kernel::AvgPool<'_>) -> Result<()> {
+    launch(gpu, "avg_pool", k.out, &pool(gpu, "avg_pool", (k.x, k.out, None), k.window, k.divisor)?)
 }
 
-pub(crate) fn avg_pool_grad(gpu: &Gpu, g: &Tensor, window: Window, divisor: PoolDivisor, out: &Tensor) -> Result<()> {
-    launch(gpu, "avg_pool_grad", out, &pool(gpu, "avg_pool_grad", (out, g, None), window, divisor)?)
+pub(crate) fn avg_pool_grad(gpu: &Gpu, k: &kernel::AvgPoolGrad<'_>) -> Result<()> {
+    launch(gpu, "avg_pool_grad", k.out, &pool(gpu, "avg_pool_grad", (k.out, k.g, None), k.window, k.divisor)?)
 }

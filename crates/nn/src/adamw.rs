@@ -10,7 +10,7 @@
 use crate::checkpoint::{Cast, NamedTensor};
 use crate::{Error, Parameter, Result, checkpoint};
 pub use retape_core::kernel::AdamWConfig;
-use retape_core::{DType, Device, Gradients, Kernel, MemoryKind, ParameterId, Tensor};
+use retape_core::{DType, Device, Gradients, MemoryKind, ParameterId, Tensor, kernel};
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
@@ -52,7 +52,7 @@ impl State {
         let dtype = p.dtype().computed_in();
         let zeros = || {
             let tensor = Tensor::uninit(p.device(), p.shape(), dtype, MemoryKind::Optimizer)?;
-            p.device().run(&Kernel::Fill { value: 0.0, out: &tensor })?;
+            p.device().run(kernel::Fill { value: 0.0, out: &tensor })?;
             Ok::<Tensor, Error>(tensor.sealed())
         };
         let (m, v) = (zeros()?, zeros()?);
@@ -78,7 +78,7 @@ impl State {
         if let Some(master) = &self.master {
             let rounded = master.cast(p.dtype(), MemoryKind::Workspace)?;
             if p.device().computes() && rounded.to_bytes()? != p.to_bytes()? {
-                p.device().run(&Kernel::Copy { x: p, out: master })?;
+                p.device().run(kernel::Copy { x: p, out: master })?;
             }
         }
         self.replacements = Some(replacements);
@@ -183,9 +183,9 @@ impl AdamW {
             let (m, v, step) = (&state.m, &state.v, state.step + 1);
             parameter.with_unique(|p| {
                 let (device, sum) = (p.device(), state.master.as_ref().unwrap_or(p));
-                device.run(&Kernel::AdamW { p: sum, g: &g, m, v, step, config, grad_scale })?;
+                device.run(kernel::AdamW { p: sum, g: &g, m, v, step, config, grad_scale })?;
                 if let Some(master) = &state.master {
-                    device.run(&Kernel::Copy { x: master, out: p })?;
+                    device.run(kernel::Copy { x: master, out: p })?;
                 }
                 Ok(())
             })?;

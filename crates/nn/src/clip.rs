@@ -2,7 +2,7 @@
 //! networks", 2013).
 
 use crate::{Error, Parameter, Result};
-use retape_core::{DType, Gradients, Kernel, MemoryKind, Tensor};
+use retape_core::{DType, Gradients, MemoryKind, Tensor, kernel};
 use std::collections::HashSet;
 
 /// The norm of all gradients together, and the factor that brings it to the bound.
@@ -36,7 +36,7 @@ pub fn clip_grad_norm(gradients: &Gradients, parameters: &[Parameter], max_norm:
     let (mut sum, mut computes) = (0.0, true);
     for (_, g) in &given {
         let out = Tensor::uninit(g.device(), &[], DType::F64, MemoryKind::Workspace)?;
-        g.device().run(&Kernel::SquaredNorm { x: g, out: &out })?;
+        g.device().run(kernel::SquaredNorm { x: g, out: &out })?;
         computes = g.device().computes();
         if computes {
             sum += out.item()?;

@@ -1,8 +1,8 @@
 //! What fresh parameters hold.
 
 use crate::{Error, Result};
-use retape_core::kernel::{RandomStream, UnaryFn};
-use retape_core::{DType, Device, Kernel, MemoryKind, Tensor};
+use retape_core::kernel::{self, RandomStream, UnaryFn};
+use retape_core::{DType, Device, MemoryKind, Tensor};
 
 /// What a fresh parameter holds. bf16 and f16 are drawn in f32 and rounded.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -54,19 +54,19 @@ impl Init {
         let tensor = match self {
             Init::Constant(value) => {
                 let out = empty(dtype)?;
-                device.run(&Kernel::Fill { value, out: &out })?;
+                device.run(kernel::Fill { value, out: &out })?;
                 return Ok(out);
             }
             Init::Normal { std } => {
                 let out = empty(drawn)?;
-                device.run(&Kernel::Normal { stream, std, out: &out })?;
+                device.run(kernel::Normal { stream, std, out: &out })?;
                 out
             }
             Init::Uniform { low, high } => {
                 let out = empty(drawn)?;
-                device.run(&Kernel::Uniform { stream, out: &out })?;
-                device.run(&Kernel::Unary { f: UnaryFn::Scale(high - low), x: &out, out: &out })?;
-                device.run(&Kernel::Unary { f: UnaryFn::Shift(low), x: &out, out: &out })?;
+                device.run(kernel::Uniform { stream, out: &out })?;
+                device.run(kernel::Unary { f: UnaryFn::Scale(high - low), x: &out, out: &out })?;
+                device.run(kernel::Unary { f: UnaryFn::Shift(low), x: &out, out: &out })?;
                 out
             }
         };

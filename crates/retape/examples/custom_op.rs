@@ -1,11 +1,11 @@
 //! An op defined outside retape: squared ReLU (So et al., "Primer", 2021). Marks, the ledger, the dry run and the gradient
 //! checker work on it as on any other. `cargo run --release --example custom_op`
 
+use retape::check_gradients;
 use retape::core::Result;
-use retape::kernel::{BinaryFn, UnaryFn};
+use retape::kernel::{self, BinaryFn, UnaryFn};
 use retape::ops::{Backward, Cost, Exec, Op, OpRule, Output, Outputs, Sample, Saves, Slot, Spec, saves};
 use retape::prelude::*;
-use retape::{Kernel, check_gradients};
 use std::rc::Rc;
 
 /// y = max(x, 0)^2; dy/dx = 2 max(x, 0).
@@ -23,8 +23,8 @@ impl OpRule for SquaredRelu {
         }
     }
     fn forward(&self, exec: &Exec<'_>, x: &[Tensor], out: &[Tensor]) -> Result<()> {
-        exec.run(Kernel::Unary { f: UnaryFn::Relu, x: &x[0], out: &out[0] })?;
-        exec.run(Kernel::Unary { f: UnaryFn::Square, x: &out[0], out: &out[0] })
+        exec.run(kernel::Unary { f: UnaryFn::Relu, x: &x[0], out: &out[0] })?;
+        exec.run(kernel::Unary { f: UnaryFn::Square, x: &out[0], out: &out[0] })
     }
     fn saves(&self, _needs: &[bool]) -> Saves {
         saves([Slot::In(0)])
@@ -32,9 +32,9 @@ impl OpRule for SquaredRelu {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
         let (exec, g) = (cx.exec(0), cx.grad0());
         let out = exec.empty(g.shape(), g.dtype())?;
-        exec.run(Kernel::Unary { f: UnaryFn::Relu, x: &cx.saved(Slot::In(0))?, out: &out })?;
-        exec.run(Kernel::Unary { f: UnaryFn::Scale(2.0), x: &out, out: &out })?;
-        exec.run(Kernel::Binary { f: BinaryFn::Mul, a: &out, b: &g, out: &out })?;
+        exec.run(kernel::Unary { f: UnaryFn::Relu, x: &cx.saved(Slot::In(0))?, out: &out })?;
+        exec.run(kernel::Unary { f: UnaryFn::Scale(2.0), x: &out, out: &out })?;
+        exec.run(kernel::Binary { f: BinaryFn::Mul, a: &out, b: &g, out: &out })?;
         cx.set(0, out);
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Tensors that lie alike on the two devices.
 
-use retape_core::{DType, Device, Kernel, MemoryKind, Tensor};
+use retape_core::{DType, Device, Kernel, MemoryKind, Tensor, kernel};
 
 /// The CUDA device under test and the CPU.
 pub struct Both {
@@ -47,7 +47,7 @@ impl Both {
         let inside = |of: &Tensor, more: usize| {
             let sizes = of.shape().iter().enumerate().map(|(d, n)| n + if d + 1 == rank { more } else { 1 });
             let stored = Tensor::full(cpu, &sizes.collect::<Vec<_>>(), dtype, f64::NAN).unwrap();
-            cpu.run(&Kernel::Copy { x: of, out: &narrowed(&stored, of.shape()) }).unwrap();
+            cpu.run(kernel::Copy { x: of, out: &narrowed(&stored, of.shape()) }).unwrap();
             stored
         };
         match lie {
@@ -63,7 +63,7 @@ impl Both {
                 sizes[rank - 1] *= 2;
                 let stored = Tensor::full(cpu, &sizes, dtype, f64::NAN).unwrap();
                 let every_second = |t: &Tensor| t.slice(rank - 1, 0, shape[rank - 1], 2).unwrap();
-                cpu.run(&Kernel::Copy { x: &whole, out: &every_second(&stored) }).unwrap();
+                cpu.run(kernel::Copy { x: &whole, out: &every_second(&stored) }).unwrap();
                 self.stored(&stored, every_second)
             }
             Lie::Expanded => {
@@ -85,9 +85,9 @@ impl Both {
         [&self.cuda, &self.cpu].map(|device| Tensor::full(device, shape, dtype, value).unwrap())
     }
 
-    pub fn run(&self, cuda: Kernel<'_>, cpu: Kernel<'_>) {
-        self.cuda.run(&cuda).unwrap();
-        self.cpu.run(&cpu).unwrap();
+    pub fn run<'a>(&self, cuda: impl Into<Kernel<'a>>, cpu: impl Into<Kernel<'a>>) {
+        self.cuda.run(cuda).unwrap();
+        self.cpu.run(cpu).unwrap();
     }
 }
 

@@ -1,8 +1,8 @@
 //! Quantize and Dequantize: the CPU's bits.
 
 use crate::both::{Both, Lie, both, numbers, same_bytes};
-use retape_core::kernel::RandomStream;
-use retape_core::{DType, Kernel, Tensor};
+use retape_core::kernel::{self, RandomStream};
+use retape_core::{DType, Tensor};
 
 const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
 const STREAM: RandomStream = RandomStream { seed: 42, counter: 3 };
@@ -16,7 +16,7 @@ fn check(both: &Both, lie: Lie, shape: &[usize], dtype: DType, group: usize, val
     for rounding in [None, Some(STREAM)] {
         let what = format!("{dtype} {shape:?} {lie:?} by {group}, {rounding:?}");
         let (q, scales) = (both.outs(shape, DType::U8), both.outs(&groups, dtype.computed_in()));
-        let kernel = |i: usize, x| Kernel::Quantize { x, group, rounding, q: &q[i], scales: &scales[i] };
+        let kernel = |i: usize, x| kernel::Quantize { x, group, rounding, q: &q[i], scales: &scales[i] };
         both.run(kernel(0, &x), kernel(1, &x_cpu));
         same_bytes(&format!("q, {what}"), &q);
         let same = |x: &[Tensor; 2]| {
@@ -26,7 +26,7 @@ fn check(both: &Both, lie: Lie, shape: &[usize], dtype: DType, group: usize, val
         assert!(same(&scales), "scales, {what}");
         for dtype in FLOATS.into_iter().filter(|out| out.computed_in() == dtype.computed_in()) {
             let outs = both.outs(shape, dtype);
-            let kernel = |i: usize| Kernel::Dequantize { q: &q[i], scales: &scales[i], group, out: &outs[i] };
+            let kernel = |i: usize| kernel::Dequantize { q: &q[i], scales: &scales[i], group, out: &outs[i] };
             both.run(kernel(0), kernel(1));
             assert!(same(&outs), "{dtype} from {what}");
         }

@@ -2,7 +2,7 @@
 
 use crate::both::{Both, Lie, both, epsilon, numbers};
 use Lie::*;
-use retape_core::{DType, Kernel, MemoryKind, Tensor};
+use retape_core::{DType, MemoryKind, Tensor, kernel};
 
 #[derive(Debug, Clone, Copy)]
 struct Case<'a> {
@@ -43,13 +43,13 @@ fn check(both: &Both, case: Case<'_>) -> Vec<u8> {
     let product = |a: &Tensor, b: &Tensor, out: &Tensor| {
         let out = wide(out);
         let (alpha, accumulate) = (case.alpha, case.accumulate);
-        both.cpu.run(&Kernel::Matmul { a, b, alpha, accumulate, out: &out }).unwrap();
+        both.cpu.run(kernel::Matmul { a, b, alpha, accumulate, out: &out }).unwrap();
         out.to_f64_vec().unwrap()
     };
     let want = product(&wide(&a_cpu), &wide(&b_cpu), &out_cpu);
     let terms = product(&positive(&a_cpu), &positive(&b_cpu), &positive(&out_cpu));
-    let kernel = Kernel::Matmul { a: &a, b: &b, alpha: case.alpha, accumulate: case.accumulate, out: &out };
-    both.cuda.run(&kernel).unwrap();
+    let kernel = kernel::Matmul { a: &a, b: &b, alpha: case.alpha, accumulate: case.accumulate, out: &out };
+    both.cuda.run(kernel).unwrap();
     let got = out.to_f64_vec().unwrap();
     let sums = if case.dtypes[2] == DType::F64 { DType::F64 } else { DType::F32 };
     for (i, ((&got, &want), terms)) in got.iter().zip(&want).zip(terms).enumerate() {
@@ -184,7 +184,7 @@ fn not_finite() {
             let [a, _] = both.tensors(Plain, &[m, k], dtype, &values);
             let [b, _] = both.tensors(lie, &[k, n], dtype, &numbers(k * n, 2));
             let [out, _] = both.outs(&[m, n], dtype);
-            both.cuda.run(&Kernel::Matmul { a: &a, b: &b, alpha: 1.0, accumulate: false, out: &out }).unwrap();
+            both.cuda.run(kernel::Matmul { a: &a, b: &b, alpha: 1.0, accumulate: false, out: &out }).unwrap();
             let wrong =
                 out.to_f64_vec().unwrap().iter().enumerate().find(|(i, x)| x.is_nan() != (i / n == 3)).map(|x| x.0);
             assert_eq!(wrong, None, "{dtype}, {n} columns");

@@ -1,8 +1,8 @@
 //! AdamW against the CPU's.
 
 use crate::both::{Lie, both, epsilon, numbers};
-use retape_core::kernel::AdamWConfig;
-use retape_core::{BackwardOptions, DType, Device, Kernel, MemoryKind, Tape, Tensor};
+use retape_core::kernel::{self, AdamWConfig};
+use retape_core::{BackwardOptions, DType, Device, MemoryKind, Tape, Tensor};
 use retape_nn::{AdamW, Parameter};
 
 #[test]
@@ -29,7 +29,7 @@ fn adamw() {
             for step in 1..4 {
                 let kernel = |side: usize| {
                     let [p, g, m, v] = [0, 1, 2, 3].map(|i: usize| &tensors[i][side]);
-                    Kernel::AdamW { p, g, m, v, step, config, grad_scale: 0.5 }
+                    kernel::AdamW { p, g, m, v, step, config, grad_scale: 0.5 }
                 };
                 both.run(kernel(0), kernel(1));
             }
@@ -91,8 +91,8 @@ fn adamw_checks_its_operands() {
             let mut others = [&p; 3];
             others[place] = &wrong;
             let [g, m, v] = others;
-            let kernel = Kernel::AdamW { p: &p, g, m, v, step: 1, config, grad_scale: 1.0 };
-            let error = both.cuda.run(&kernel).unwrap_err().to_string();
+            let kernel = kernel::AdamW { p: &p, g, m, v, step: 1, config, grad_scale: 1.0 };
+            let error = both.cuda.run(kernel).unwrap_err().to_string();
             assert!(error.contains("adamw"), "{error}");
         }
     }

@@ -1,8 +1,8 @@
 //! Random numbers and dropout: the CPU's bits.
 
 use crate::both::{Lie, both, numbers, same_bytes};
-use retape_core::kernel::RandomStream;
-use retape_core::{DType, Kernel};
+use retape_core::DType;
+use retape_core::kernel::{self, RandomStream};
 
 const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
 const STREAM: RandomStream = RandomStream { seed: 0x1234_5678_9abc_def0, counter: (7 << 33) + 5 };
@@ -14,14 +14,14 @@ fn uniform() {
         for shape in [&[][..], &[1], &[8], &[3, 7], &[0, 4], &[5003]] {
             let outs = both.outs(shape, dtype);
             both.run(
-                Kernel::Uniform { stream: STREAM, out: &outs[0] },
-                Kernel::Uniform { stream: STREAM, out: &outs[1] },
+                kernel::Uniform { stream: STREAM, out: &outs[0] },
+                kernel::Uniform { stream: STREAM, out: &outs[1] },
             );
             same_bytes(&format!("{dtype} {shape:?}"), &outs);
         }
         // Not 16-byte aligned.
         let [cuda, cpu] = both.outs(&[21], dtype).map(|t| t.narrow(0, 1, 20).unwrap());
-        both.run(Kernel::Uniform { stream: STREAM, out: &cuda }, Kernel::Uniform { stream: STREAM, out: &cpu });
+        both.run(kernel::Uniform { stream: STREAM, out: &cuda }, kernel::Uniform { stream: STREAM, out: &cpu });
         same_bytes(&format!("{dtype} inside"), &[cuda, cpu]);
     }
 }
@@ -35,8 +35,8 @@ fn normal() {
         for shape in [&[][..], &[1], &[3, 7], &[0, 4], &[5003]] {
             let [out, cpu] = both.outs(shape, dtype);
             both.run(
-                Kernel::Normal { stream: STREAM, std, out: &out },
-                Kernel::Normal { stream: STREAM, std, out: &cpu },
+                kernel::Normal { stream: STREAM, std, out: &out },
+                kernel::Normal { stream: STREAM, std, out: &cpu },
             );
             let tolerance = std * crate::both::epsilon(dtype).max(8.0 * f64::EPSILON);
             for (i, (a, b)) in out.to_f64_vec().unwrap().into_iter().zip(cpu.to_f64_vec().unwrap()).enumerate() {
@@ -65,12 +65,12 @@ fn dropout() {
                 let [x, x_cpu] = both.tensors(lie, shape, dtype, &numbers(shape.iter().product(), 1));
                 let outs = both.outs(shape, dtype);
                 both.run(
-                    Kernel::Dropout { x: &x, p, stream: STREAM, out: &outs[0] },
-                    Kernel::Dropout { x: &x_cpu, p, stream: STREAM, out: &outs[1] },
+                    kernel::Dropout { x: &x, p, stream: STREAM, out: &outs[0] },
+                    kernel::Dropout { x: &x_cpu, p, stream: STREAM, out: &outs[1] },
                 );
                 same_bytes(&format!("{dtype} {shape:?} {lie:?}"), &outs);
                 if lie == Lie::Plain {
-                    both.cuda.run(&Kernel::Dropout { x: &x, p, stream: STREAM, out: &x }).unwrap();
+                    both.cuda.run(kernel::Dropout { x: &x, p, stream: STREAM, out: &x }).unwrap();
                     same_bytes(&format!("{dtype} {shape:?} in place"), &[x, outs[1].clone()]);
                 }
             }

@@ -1,8 +1,8 @@
 //! Elements by their position: embedding, gather, scatter-add, flip, the largest; running folds.
 
 use crate::twins::{FLOATS, LIES, Lie, Twin, compare, compare_errors, cuda, numbers};
-use retape_core::kernel::{ScanFn, meeting};
-use retape_core::{DType, Kernel, MemoryKind, Tensor};
+use retape_core::kernel::{self, ScanFn, meeting};
+use retape_core::{DType, MemoryKind, Tensor};
 
 /// A workspace of `len` integers on `out`'s device.
 fn order(out: &Tensor, len: usize) -> Tensor {
@@ -39,9 +39,9 @@ fn embeddings() {
                 compare("embedding", dtype, 64.0, &[&table, &ids, &g], |side| {
                     let (out, grad) = (side.out(&out_shape), side.out(&[rows, width]));
                     let [table, ids, g] = [0, 1, 2].map(|i| side.input(i));
-                    side.run(Kernel::Embedding { table, ids, out: &out });
+                    side.run(kernel::Embedding { table, ids, out: &out });
                     let order = &order(&grad, ids.len());
-                    side.run(Kernel::EmbeddingGrad { ids, g, order, out: &grad });
+                    side.run(kernel::EmbeddingGrad { ids, g, order, out: &grad });
                     vec![out, grad]
                 });
             }
@@ -58,7 +58,7 @@ fn a_sum_in_the_order_of_ids() {
         compare("one id", dtype, 1000.0, &[&ids, &g], |side| {
             let out = side.out(&[3, 3]);
             let order = &order(&out, 5000);
-            side.run(Kernel::EmbeddingGrad { ids: side.input(0), g: side.input(1), order, out: &out });
+            side.run(kernel::EmbeddingGrad { ids: side.input(0), g: side.input(1), order, out: &out });
             vec![out]
         });
     }
@@ -70,7 +70,7 @@ fn a_sum_in_the_order_of_ids() {
         let ids = Tensor::from_slice(device, &[200], &(0..200).map(|i| i64::from(i % 3)).collect::<Vec<_>>()).unwrap();
         let out = Tensor::full(device, &[3, 1], DType::F32, f64::NAN).unwrap();
         let order = &order(&out, 200);
-        device.run(&Kernel::EmbeddingGrad { ids: &ids, g: &g, order, out: &out }).unwrap();
+        device.run(kernel::EmbeddingGrad { ids: &ids, g: &g, order, out: &out }).unwrap();
         out.to_bytes().unwrap()
     };
     assert_eq!(on(&cuda()), on(&retape_cpu::device()));
@@ -85,7 +85,7 @@ fn ids_out_of_range() {
         let ids = Twin::integers(&[600], &values, dtype);
         compare_errors("ids", &[&table, &ids], |side| {
             let out = side.out(&[600, 4]);
-            let error = side.error(Kernel::Embedding { table: side.input(0), ids: side.input(1), out: &out });
+            let error = side.error(kernel::Embedding { table: side.input(0), ids: side.input(1), out: &out });
             assert!(out.to_f64_vec().unwrap().iter().all(|v| v.is_nan()));
             error
         });
@@ -133,9 +133,9 @@ fn gather_and_scatter_along_a_dimension() {
                     if len > 0 {
                         let (from, to) = (indexed(x, dim, index_shape), indexed(&added, dim, index_shape));
                         let indices = &[index][..];
-                        side.run(Kernel::Gather { x: &from, indices, wrap: false, out: &gathered });
+                        side.run(kernel::Gather { x: &from, indices, wrap: false, out: &gathered });
                         let order = &order(&to, meeting(source, indices, &to));
-                        side.run(Kernel::ScatterAdd { source, indices, wrap: false, alpha: -0.5, order, out: &to });
+                        side.run(kernel::ScatterAdd { source, indices, wrap: false, alpha: -0.5, order, out: &to });
                     }
                     vec![gathered, added]
                 });
@@ -162,11 +162,11 @@ fn several_indices() {
                 let s = &t.layout().strides;
                 t.as_strided(&[3, 4, 4, 2, 5], &[s[0], s[1], 0, 0, s[2]], t.layout().offset).unwrap()
             };
-            side.run(Kernel::Gather { x: &behind(side.input(0)), indices, wrap: true, out: &gathered });
+            side.run(kernel::Gather { x: &behind(side.input(0)), indices, wrap: true, out: &gathered });
             let source = side.input(3);
             let out = &behind(&added);
             let order = &order(out, meeting(source, indices, out));
-            side.run(Kernel::ScatterAdd { source, indices, wrap: true, alpha: 2.0, order, out });
+            side.run(kernel::ScatterAdd { source, indices, wrap: true, alpha: 2.0, order, out });
             vec![gathered, added]
         });
     }
@@ -183,8 +183,8 @@ fn any_dtype_is_moved() {
                 let x = side.input(0).cast(dtype, retape_core::MemoryKind::Input).unwrap();
                 let (gathered, flipped) = (side.filled(&[3], dtype), side.filled(&[3], dtype));
                 let from = indexed(&x, 0, &[3]);
-                side.run(Kernel::Gather { x: &from, indices: &[side.input(1)], wrap: false, out: &gathered });
-                side.run(Kernel::Flip { x: &x, dims: &[0], out: &flipped });
+                side.run(kernel::Gather { x: &from, indices: &[side.input(1)], wrap: false, out: &gathered });
+                side.run(kernel::Flip { x: &x, dims: &[0], out: &flipped });
                 [gathered, flipped]
             })
             .collect()
@@ -199,14 +199,14 @@ fn indices_out_of_range() {
         let source = Twin::random(Lie::Plain, &[2, 4], 2, DType::F32);
         compare_errors("gather", &[&x, &index], |side| {
             let (from, out) = (indexed(side.input(0), 0, &[2, 4]), side.out(&[2, 4]));
-            side.error(Kernel::Gather { x: &from, indices: &[side.input(1)], wrap, out: &out })
+            side.error(kernel::Gather { x: &from, indices: &[side.input(1)], wrap, out: &out })
         });
         compare_errors("scatter_add", &[&x, &index, &source], |side| {
             let out = side.copy_of(0);
             let to = indexed(&out, 0, &[2, 4]);
             let (source, indices) = (side.input(2), &[side.input(1)][..]);
             let order = &order(&to, meeting(source, indices, &to));
-            let error = side.error(Kernel::ScatterAdd { source, indices, wrap, alpha: 1.0, order, out: &to });
+            let error = side.error(kernel::ScatterAdd { source, indices, wrap, alpha: 1.0, order, out: &to });
             assert_eq!(out.to_bytes().unwrap(), side.input(0).to_bytes().unwrap());
             error
         });
@@ -229,7 +229,7 @@ fn flips() {
                 let x = Twin::random(lie, shape, 1, dtype);
                 compare(&format!("flip of {shape:?}"), dtype, 0.0, &[&x], |side| {
                     let out = side.out(shape);
-                    side.run(Kernel::Flip { x: side.input(0), dims, out: &out });
+                    side.run(kernel::Flip { x: side.input(0), dims, out: &out });
                     vec![out]
                 });
             }
@@ -258,8 +258,8 @@ fn largest_and_its_index() {
                 let g = Twin::random(lie, &kept, 4, dtype);
                 compare(&format!("largest of {shape:?} along {dim}"), dtype, 0.0, &[&x, &g], |side| {
                     let (values, indices, out) = (side.out(&kept), side.filled(&kept, DType::I64), side.out(shape));
-                    side.run(Kernel::MaxIndex { x: side.input(0), dim, values: &values, indices: &indices });
-                    side.run(Kernel::MaxIndexGrad { indices: &indices, g: side.input(1), dim, out: &out });
+                    side.run(kernel::MaxIndex { x: side.input(0), dim, values: &values, indices: &indices });
+                    side.run(kernel::MaxIndexGrad { indices: &indices, g: side.input(1), dim, out: &out });
                     vec![values, indices, out]
                 });
             }
@@ -292,12 +292,12 @@ fn running_folds() {
                     let mut outputs = Vec::new();
                     for f in [ScanFn::Sum, ScanFn::SumToEnd, ScanFn::Prod] {
                         let (out, own) = (side.out(shape), side.copy_of(0));
-                        side.run(Kernel::Scan { f, x, dim, out: &out });
-                        side.run(Kernel::Scan { f, x: &own, dim, out: &own });
+                        side.run(kernel::Scan { f, x, dim, out: &out });
+                        side.run(kernel::Scan { f, x: &own, dim, out: &own });
                         outputs.extend([out, own]);
                     }
                     let out = side.out(shape);
-                    side.run(Kernel::CumprodGrad { x, g, dim, out: &out });
+                    side.run(kernel::CumprodGrad { x, g, dim, out: &out });
                     outputs.push(out);
                     outputs
                 });

@@ -1,8 +1,8 @@
 //! Cross-entropy and its gradients.
 
 use crate::twins::{FLOATS, LIES, Lie, Side, Twin, compare, compare_errors, numbers};
-use retape_core::kernel::{CrossEntropySpec, LossReduction};
-use retape_core::{DType, Kernel, Tensor};
+use retape_core::kernel::{self, CrossEntropySpec, LossReduction};
+use retape_core::{DType, Tensor};
 
 const REDUCTIONS: [LossReduction; 3] = [LossReduction::None, LossReduction::Sum, LossReduction::Mean];
 
@@ -69,14 +69,8 @@ fn check(case: Case, dtype: DType, lie: Lie) {
         let (loss, stats) = (side.out(&case.loss_shape()), side.stat(&[rows, 2]));
         let weight = weighted.then(|| side.input(2));
         let stats_out = with_stats.then_some(&stats);
-        side.run(Kernel::CrossEntropy {
-            logits: side.input(0),
-            target: side.input(1),
-            weight,
-            spec,
-            loss: &loss,
-            stats: stats_out,
-        });
+        let scores = kernel::ClassScores { logits: side.input(0), target: side.input(1), weight, spec };
+        side.run(kernel::CrossEntropy { scores, loss: &loss, stats: stats_out });
         if with_stats { vec![loss, stats] } else { vec![loss] }
     };
     compare(&label, dtype, 64.0, &[&logits, &target, &weight], |side| {
@@ -84,15 +78,9 @@ fn check(case: Case, dtype: DType, lie: Lie) {
     });
     let stats = Tensor::full(logits.theirs.device(), &[rows, 2], DType::F64, f64::NAN).unwrap();
     let loss = Tensor::full(logits.theirs.device(), &case.loss_shape(), DType::F64, f64::NAN).unwrap();
-    let kernel = Kernel::CrossEntropy {
-        logits: &logits.theirs,
-        target: &target.theirs,
-        weight: None,
-        spec,
-        loss: &loss,
-        stats: Some(&stats),
-    };
-    logits.theirs.device().run(&kernel).unwrap();
+    let scores = kernel::ClassScores { logits: &logits.theirs, target: &target.theirs, weight: None, spec };
+    let kernel = kernel::CrossEntropy { scores, loss: &loss, stats: Some(&stats) };
+    logits.theirs.device().run(kernel).unwrap();
     let stat = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let stats = Twin::of(&[rows, 2], &stats.to_vec::<f64>().unwrap(), stat);
     let g = Twin::random(Lie::Plain, &case.loss_shape(), 4, dtype);
@@ -102,24 +90,19 @@ fn check(case: Case, dtype: DType, lie: Lie) {
         // Into columns of a larger tensor, and in place.
         let around = side.out(&[n + 2, rows]);
         let out = around.narrow(0, 1, n).unwrap().transpose(0, 1).unwrap();
-        side.run(Kernel::CrossEntropyGrad { logits, target, weight, stats, g, spec, out: &out });
+        let scores = kernel::ClassScores { logits, target, weight, spec };
+        side.run(kernel::CrossEntropyGrad { scores, stats, g, out: &out });
         let own = side.copy_of(0);
-        side.run(Kernel::CrossEntropyGrad { logits: &own, target, weight, stats, g, spec, out: &own });
+        let scores = kernel::ClassScores { logits: &own, target, weight, spec };
+        side.run(kernel::CrossEntropyGrad { scores, stats, g, out: &own });
         let by_weight = side.out(&[n]);
-        side.run(Kernel::CrossEntropyWeightGrad {
-            logits,
-            target,
-            weight: w,
-            stats: Some(stats),
-            g,
-            spec,
-            out: &by_weight,
-        });
+        let scores = kernel::ClassScores { logits, target, weight: Some(w), spec };
+        side.run(kernel::CrossEntropyWeightGrad { scores, stats: Some(stats), g, out: &by_weight });
         let more = side.out(&[rows, n]);
         if given {
-            side.run(Kernel::CrossEntropyTargetGrad { logits, weight, stats, g, spec, out: &more });
+            side.run(kernel::CrossEntropyTargetGrad { logits, weight, stats, g, spec, out: &more });
         } else {
-            side.run(Kernel::NllLossGrad { target, weight, g, spec, out: &more });
+            side.run(kernel::NllLossGrad { target, weight, g, spec, out: &more });
         }
         vec![around, own, by_weight, more]
     });
@@ -136,8 +119,10 @@ fn all_ignored() {
         compare("all ignored", DType::F32, 8.0, &[&logits, &target, &g], |side| {
             let (loss, stats, out) = (side.out(shape), side.stat(&[3, 2]), side.out(&[3, 4]));
             let [logits, target, g] = [0, 1, 2].map(|i| side.input(i));
-            side.run(Kernel::CrossEntropy { logits, target, weight: None, spec, loss: &loss, stats: Some(&stats) });
-            side.run(Kernel::CrossEntropyGrad { logits, target, weight: None, stats: &stats, g, spec, out: &out });
+            let scores = kernel::ClassScores { logits, target, weight: None, spec };
+            side.run(kernel::CrossEntropy { scores, loss: &loss, stats: Some(&stats) });
+            let scores = kernel::ClassScores { logits, target, weight: None, spec };
+            side.run(kernel::CrossEntropyGrad { scores, stats: &stats, g, out: &out });
             vec![loss, stats, out]
         });
     }
@@ -155,7 +140,8 @@ fn logits_of_extremes() {
             compare("logits of extremes", dtype, 2e3, &[&logits, &target], |side| {
                 let (loss, stats) = (side.out(&[6]), side.stat(&[6, 2]));
                 let [logits, target] = [0, 1].map(|i| side.input(i));
-                side.run(Kernel::CrossEntropy { logits, target, weight: None, spec, loss: &loss, stats: Some(&stats) });
+                let scores = kernel::ClassScores { logits, target, weight: None, spec };
+                side.run(kernel::CrossEntropy { scores, loss: &loss, stats: Some(&stats) });
                 vec![loss, stats]
             });
         }
@@ -174,7 +160,8 @@ fn targets_out_of_range() {
             let (loss, stats) = (side.out(&[]), side.stat(&[700, 2]));
             let spec = CrossEntropySpec::default();
             let [logits, target] = [0, 1].map(|i| side.input(i));
-            let kernel = Kernel::CrossEntropy { logits, target, weight: None, spec, loss: &loss, stats: Some(&stats) };
+            let scores = kernel::ClassScores { logits, target, weight: None, spec };
+            let kernel = kernel::CrossEntropy { scores, loss: &loss, stats: Some(&stats) };
             let error = side.error(kernel);
             assert!(loss.item().unwrap().is_nan() && stats.to_f64_vec().unwrap().iter().all(|v| v.is_nan()));
             error

@@ -1,7 +1,7 @@
 //! Layer and RMS norm.
 
 use crate::twins::{FLOATS, LIES, Lie, Twin, compare, numbers};
-use retape_core::{DType, Kernel};
+use retape_core::{DType, kernel};
 
 fn shapes() -> [&'static [usize]; 8] {
     [&[3, 5], &[], &[4], &[2, 3, 32], &[5, 33], &[2, 257], &[2, 1032], &[2, 0]]
@@ -57,7 +57,7 @@ fn check(dtype: DType, shape: &[usize], lie: Lie, centred: bool, scaled: bool) {
         let (out, mean, rstd) = (side.out(shape), side.stat(&stats(shape)), side.stat(&stats(shape)));
         let (weight, bias) = (scaled.then(|| side.input(1)), scaled.then(|| side.input(2)));
         let mean = centred.then_some(&mean);
-        side.run(Kernel::LayerNorm { x: side.input(0), weight, bias, eps: 1e-3, out: &out, mean, rstd: &rstd });
+        side.run(kernel::LayerNorm { x: side.input(0), weight, bias, eps: 1e-3, out: &out, mean, rstd: &rstd });
         [out, rstd].into_iter().chain(mean.cloned()).collect()
     });
     let (mean, rstd) = statistics(&x, shape, centred, dtype);
@@ -65,12 +65,12 @@ fn check(dtype: DType, shape: &[usize], lie: Lie, centred: bool, scaled: bool) {
         let [x, weight, mean, rstd] = [0, 1, 2, 3].map(|i| side.input(i));
         let (weight, mean) = (scaled.then_some(weight), centred.then_some(mean));
         let out = side.out(shape);
-        side.run(Kernel::LayerNormGrad { x, weight, mean, rstd, g: side.input(4), out: &out });
+        side.run(kernel::LayerNormGrad { x, weight, mean, rstd, g: side.input(4), out: &out });
         let in_place = side.copy_of(4);
-        side.run(Kernel::LayerNormGrad { x, weight, mean, rstd, g: &in_place, out: &in_place });
+        side.run(kernel::LayerNormGrad { x, weight, mean, rstd, g: &in_place, out: &in_place });
         let (dweight, dbias) = (side.out(&[n]), side.out(&[n]));
         let (dw, db) = (Some(&dweight), scaled.then_some(&dbias));
-        side.run(Kernel::LayerNormParamGrad { x, mean, rstd, g: side.input(4), dweight: dw, dbias: db });
+        side.run(kernel::LayerNormParamGrad { x, mean, rstd, g: side.input(4), dweight: dw, dbias: db });
         [out, in_place, dweight].into_iter().chain(db.cloned()).collect()
     });
 }
@@ -79,7 +79,7 @@ fn check(dtype: DType, shape: &[usize], lie: Lie, centred: bool, scaled: bool) {
 fn statistics(x: &Twin, shape: &[usize], centred: bool, dtype: DType) -> (Twin, Twin) {
     let new = |shape: &[usize]| retape_core::Tensor::full(x.theirs.device(), shape, DType::F64, f64::NAN).unwrap();
     let (out, mean, rstd) = (new(shape), new(&stats(shape)), new(&stats(shape)));
-    let kernel = Kernel::LayerNorm {
+    let kernel = kernel::LayerNorm {
         x: &x.theirs,
         weight: None,
         bias: None,
@@ -88,7 +88,7 @@ fn statistics(x: &Twin, shape: &[usize], centred: bool, dtype: DType) -> (Twin, 
         mean: centred.then_some(&mean),
         rstd: &rstd,
     };
-    x.theirs.device().run(&kernel).unwrap();
+    x.theirs.device().run(kernel).unwrap();
     let dtype = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let twin = |t: &retape_core::Tensor| Twin::of(&stats(shape), &t.to_vec::<f64>().unwrap(), dtype);
     (twin(&mean), twin(&rstd))
@@ -103,7 +103,7 @@ fn a_large_mean() {
         compare("a large mean", dtype, 2000.0, &[&x], |side| {
             let (out, mean, rstd) = (side.out(&[2, 300]), side.stat(&[2, 1]), side.stat(&[2, 1]));
             let (x, mean_out) = (side.input(0), Some(&mean));
-            side.run(Kernel::LayerNorm {
+            side.run(kernel::LayerNorm {
                 x,
                 weight: None,
                 bias: None,
@@ -132,8 +132,8 @@ fn far_from_one() {
                         (side.out(&[2, n]), side.stat(&[2]), side.stat(&[2]), side.out(&[2, n]));
                     let (weight, mean) = (Some(w), centred.then_some(&mean));
                     let (bias, rstd, eps) = (None, &rstd, 0.0);
-                    side.run(Kernel::LayerNorm { x, weight, bias, eps, out: &out, mean, rstd });
-                    side.run(Kernel::LayerNormGrad { x, weight, mean, rstd, g, out: &dx });
+                    side.run(kernel::LayerNorm { x, weight, bias, eps, out: &out, mean, rstd });
+                    side.run(kernel::LayerNormGrad { x, weight, mean, rstd, g, out: &dx });
                     vec![out, dx]
                 });
             }
@@ -155,9 +155,9 @@ fn gradients_far_from_0() {
             let (out, mean, rstd, dx, dw) =
                 (side.out(&[rows, n]), side.stat(&[rows]), side.stat(&[rows]), side.out(&[rows, n]), side.out(&[n]));
             let (weight, mean, rstd) = (Some(w), Some(&mean), &rstd);
-            side.run(Kernel::LayerNorm { x, weight, bias: None, eps: 1e-5, out: &out, mean, rstd });
-            side.run(Kernel::LayerNormGrad { x, weight, mean, rstd, g, out: &dx });
-            side.run(Kernel::LayerNormParamGrad { x, mean, rstd, g, dweight: Some(&dw), dbias: None });
+            side.run(kernel::LayerNorm { x, weight, bias: None, eps: 1e-5, out: &out, mean, rstd });
+            side.run(kernel::LayerNormGrad { x, weight, mean, rstd, g, out: &dx });
+            side.run(kernel::LayerNormParamGrad { x, mean, rstd, g, dweight: Some(&dw), dbias: None });
             // The same rows cut in parts of 1 or of 4, whose columns share a weight.
             let part = if n % 4 == 0 { 4 } else { 1 };
             let cut = |t: &retape_core::Tensor| t.view_as(&[rows, n / part, part]).unwrap().unwrap();
@@ -165,7 +165,7 @@ fn gradients_far_from_0() {
                 |t: &retape_core::Tensor| t.view_as(&[rows, 1]).unwrap().unwrap().expand(&[rows, n / part]).unwrap();
             let (cut_x, cut_g, dw_part) = (cut(x), cut(g), side.out(&[part]));
             let (mean, rstd) = (mean.map(repeated), repeated(rstd));
-            side.run(Kernel::LayerNormParamGrad {
+            side.run(kernel::LayerNormParamGrad {
                 x: &cut_x,
                 mean: mean.as_ref(),
                 rstd: &rstd,

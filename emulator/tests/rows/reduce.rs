@@ -1,8 +1,8 @@
 //! Reductions and their gradients.
 
 use crate::twins::{FLOATS, LIES, Lie, Twin, compare, numbers};
-use retape_core::kernel::ReduceFn;
-use retape_core::{DType, Kernel};
+use retape_core::DType;
+use retape_core::kernel::{self, ReduceFn};
 
 fn kinds() -> Vec<ReduceFn> {
     let norms = [0.0, 1.0, 2.0, 3.0, 0.5, f64::INFINITY, f64::NEG_INFINITY].map(|ord| ReduceFn::Norm { ord });
@@ -22,7 +22,7 @@ fn check(f: ReduceFn, x: &Twin, dims: &[usize], dtype: DType) {
     let kept = reduced(x.shape(), dims);
     compare(&label, dtype, 64.0, &[x], |side| {
         let out = side.out(&kept);
-        side.run(Kernel::Reduce { f, x: side.input(0), out: &out });
+        side.run(kernel::Reduce { f, x: side.input(0), out: &out });
         vec![out]
     });
 }
@@ -103,7 +103,7 @@ fn the_workspace_is_counted() {
     let x = retape_core::Tensor::full(&device, &[1 << 20], DType::F32, 1.0).unwrap();
     let out = retape_core::Tensor::full(&device, &[1], DType::F32, 0.0).unwrap();
     for _ in 0..2 {
-        device.run(&Kernel::Reduce { f: ReduceFn::Sum, x: &x, out: &out }).unwrap();
+        device.run(kernel::Reduce { f: ReduceFn::Sum, x: &x, out: &out }).unwrap();
         assert_eq!(out.item().unwrap(), f64::from(1 << 20));
         let held = device.scratch_bytes();
         assert!(held > 0 && held <= 1 << 17, "{held}");
@@ -118,7 +118,7 @@ fn a_view_sums_as_its_copy() {
         let of = |lie| {
             let x = Twin::lying(lie, shape, &values, DType::F32).ours;
             let out = retape_core::Tensor::full(x.device(), &reduced(shape, dims), DType::F32, f64::NAN).unwrap();
-            x.device().run(&Kernel::Reduce { f: ReduceFn::Sum, x: &x, out: &out }).unwrap();
+            x.device().run(kernel::Reduce { f: ReduceFn::Sum, x: &x, out: &out }).unwrap();
             out.to_bytes().unwrap()
         };
         assert!(of(Lie::Plain) == of(Lie::Turned) && of(Lie::Plain) == of(Lie::Inside), "{shape:?}");
@@ -134,7 +134,7 @@ fn squared_norms() {
             let x = Twin::random(lie, shape, 5, dtype);
             compare("squared norm", dtype, 16.0, &[&x], |side| {
                 let out = side.filled(&[], DType::F64);
-                side.run(Kernel::SquaredNorm { x: side.input(0), out: &out });
+                side.run(kernel::SquaredNorm { x: side.input(0), out: &out });
                 vec![out]
             });
         }
@@ -160,7 +160,7 @@ fn gradients() {
             let g = Twin::random(Lie::Plain, &kept, 7, dtype);
             for f in kinds().into_iter().filter(|&f| f != ReduceFn::Sum) {
                 let y = retape_core::Tensor::full(x.theirs.device(), &kept, DType::F64, f64::NAN).unwrap();
-                y.device().run(&Kernel::Reduce { f: f.in_grad(), x: &x.theirs, out: &y }).unwrap();
+                y.device().run(kernel::Reduce { f: f.in_grad(), x: &x.theirs, out: &y }).unwrap();
                 let y = Twin::of(&kept, &y.to_vec::<f64>().unwrap(), dtype);
                 // The magnitudes' ends are among x; those of 0.5 and of least magnitude 0 are steep or 0.
                 compare(
@@ -171,7 +171,7 @@ fn gradients() {
                     |side| {
                         let out = side.out(shape);
                         let (x, y, g) = (side.input(0), side.input(1), side.input(2));
-                        side.run(Kernel::ReduceGrad { f, x, y, g, out: &out });
+                        side.run(kernel::ReduceGrad { f, x, y, g, out: &out });
                         vec![out]
                     },
                 );
@@ -195,18 +195,18 @@ fn gradients_with_infinite_elements() {
             compare(&format!("norm {ord} of {n} with infinity"), dtype, 256.0, &[&x, &g], |side| {
                 let (f, x, g) = (ReduceFn::Norm { ord }, side.input(0), side.input(1));
                 let (norm, y, out) = (side.out(&[3, 1]), side.out(&[3, 1]), side.out(&[3, n]));
-                side.run(Kernel::Reduce { f, x, out: &norm });
-                side.run(Kernel::Reduce { f: f.in_grad(), x, out: &y });
-                side.run(Kernel::ReduceGrad { f, x, y: &y, g, out: &out });
+                side.run(kernel::Reduce { f, x, out: &norm });
+                side.run(kernel::Reduce { f: f.in_grad(), x, out: &y });
+                side.run(kernel::ReduceGrad { f, x, y: &y, g, out: &out });
                 vec![norm, out]
             });
         }
         compare(&format!("products of {n} with infinity"), dtype, 256.0, &[&x, &g, &each], |side| {
             let (x, y) = (side.input(0), side.out(&[3, 1]));
             let (whole, running) = (side.out(&[3, n]), side.out(&[3, n]));
-            side.run(Kernel::Reduce { f: ReduceFn::Prod, x, out: &y });
-            side.run(Kernel::ReduceGrad { f: ReduceFn::Prod, x, y: &y, g: side.input(1), out: &whole });
-            side.run(Kernel::CumprodGrad { x, g: side.input(2), dim: 1, out: &running });
+            side.run(kernel::Reduce { f: ReduceFn::Prod, x, out: &y });
+            side.run(kernel::ReduceGrad { f: ReduceFn::Prod, x, y: &y, g: side.input(1), out: &whole });
+            side.run(kernel::CumprodGrad { x, g: side.input(2), dim: 1, out: &running });
             vec![whole, running]
         });
     }

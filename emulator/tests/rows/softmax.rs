@@ -1,15 +1,15 @@
 //! Softmax, its logarithm, and triangles.
 
 use crate::twins::{FLOATS, LIES, Lie, Side, Twin, compare, numbers};
-use retape_core::{DType, Kernel, Tensor};
+use retape_core::{DType, Tensor, kernel};
 
 const SHAPES: [&[usize]; 11] =
     [&[3, 5], &[], &[4], &[2, 3, 31], &[5, 33], &[2, 257], &[2, 1032], &[2, 0], &[1, 8192], &[1, 8193], &[1, 8200]];
 
 fn forward(side: &Side, x: &Tensor) -> Vec<Tensor> {
     let (soft, log) = (side.out(x.shape()), side.out(x.shape()));
-    side.run(Kernel::Softmax { x, out: &soft });
-    side.run(Kernel::LogSoftmax { x, out: &log });
+    side.run(kernel::Softmax { x, out: &soft });
+    side.run(kernel::LogSoftmax { x, out: &log });
     vec![soft, log]
 }
 
@@ -28,11 +28,11 @@ fn forward_and_backward() {
                 let g = Twin::random(lie, shape, 3, dtype);
                 compare(&format!("gradient of softmax of {shape:?} {lie:?}"), dtype, 64.0, &[&y, &g], |side| {
                     let (y, g, soft, log) = (side.input(0), side.input(1), side.out(shape), side.out(shape));
-                    side.run(Kernel::SoftmaxGrad { y, g, out: &soft });
-                    side.run(Kernel::LogSoftmaxGrad { y, g, out: &log });
+                    side.run(kernel::SoftmaxGrad { y, g, out: &soft });
+                    side.run(kernel::LogSoftmaxGrad { y, g, out: &log });
                     let (soft_in_place, log_in_place) = (side.copy_of(1), side.copy_of(1));
-                    side.run(Kernel::SoftmaxGrad { y, g: &soft_in_place, out: &soft_in_place });
-                    side.run(Kernel::LogSoftmaxGrad { y, g: &log_in_place, out: &log_in_place });
+                    side.run(kernel::SoftmaxGrad { y, g: &soft_in_place, out: &soft_in_place });
+                    side.run(kernel::LogSoftmaxGrad { y, g: &log_in_place, out: &log_in_place });
                     vec![soft, log, soft_in_place, log_in_place]
                 });
             }
@@ -67,7 +67,7 @@ fn rows_of_extremes() {
             let y = Twin::of(&[2, width], &[vec![-inf; width], vec![-1.0; width]].concat(), dtype);
             compare("gradient of a row of only -inf", dtype, 64.0, &[&y, &g], |side| {
                 let out = side.out(&[2, width]);
-                side.run(Kernel::LogSoftmaxGrad { y: side.input(0), g: side.input(1), out: &out });
+                side.run(kernel::LogSoftmaxGrad { y: side.input(0), g: side.input(1), out: &out });
                 vec![out]
             });
         }
@@ -86,8 +86,8 @@ fn triangles() {
                     compare("triangle", dtype, 0.0, &[&x], |side| {
                         let (out, in_place) = (side.out(shape), side.copy_of(0));
                         let x = side.input(0);
-                        side.run(Kernel::Triangle { x, upper, diagonal, value: f64::NEG_INFINITY, out: &out });
-                        side.run(Kernel::Triangle { x: &in_place, upper, diagonal, value: 2.0, out: &in_place });
+                        side.run(kernel::Triangle { x, upper, diagonal, value: f64::NEG_INFINITY, out: &out });
+                        side.run(kernel::Triangle { x: &in_place, upper, diagonal, value: 2.0, out: &in_place });
                         vec![out, in_place]
                     });
                 }
@@ -98,7 +98,7 @@ fn triangles() {
     let x = Twin::of(&[2, 2], &[1.0, f64::NAN, 2.0, 3.0], DType::F32);
     compare("triangle of NaN", DType::F32, 0.0, &[&x], |side| {
         let out = side.out(&[2, 2]);
-        side.run(Kernel::Triangle { x: side.input(0), upper: false, diagonal: 0, value: 0.0, out: &out });
+        side.run(kernel::Triangle { x: side.input(0), upper: false, diagonal: 0, value: 0.0, out: &out });
         vec![out]
     });
 }

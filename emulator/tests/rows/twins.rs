@@ -172,12 +172,12 @@ impl Side {
         writable(&self.inputs[i])
     }
 
-    pub fn run(&self, kernel: Kernel<'_>) {
-        self.device.run(&kernel).unwrap();
+    pub fn run<'a>(&self, kernel: impl Into<Kernel<'a>>) {
+        self.device.run(kernel).unwrap();
     }
 
-    pub fn error(&self, kernel: Kernel<'_>) -> Error {
-        self.device.run(&kernel).unwrap_err()
+    pub fn error<'a>(&self, kernel: impl Into<Kernel<'a>>) -> Error {
+        self.device.run(kernel).unwrap_err()
     }
 }
 

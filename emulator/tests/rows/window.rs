@@ -1,8 +1,8 @@
 //! Columns for convolutions, and pooling.
 
 use crate::twins::{FLOATS, LIES, Lie, Twin, compare, numbers};
-use retape_core::kernel::{PoolDivisor, Window};
-use retape_core::{DType, Kernel};
+use retape_core::DType;
+use retape_core::kernel::{self, PoolDivisor, Window};
 
 fn windows() -> [Window; 5] {
     let window = |kernel, stride, before, dilation| Window { kernel, stride, before, dilation };
@@ -39,20 +39,20 @@ fn columns_and_pools() {
                     compare(&label, dtype, 16.0, &[&x, &g, &columns], |side| {
                         let [x, g, cols] = [0, 1, 2].map(|i| side.input(i));
                         let (to, back) = (side.out(&column_shape), side.out(&shape));
-                        side.run(Kernel::Im2col { x, window: w, out: &to });
-                        side.run(Kernel::Col2im { cols, window: w, out: &back });
+                        side.run(kernel::Im2col { x, window: w, out: &to });
+                        side.run(kernel::Col2im { cols, window: w, out: &back });
                         let mut all = vec![to, back];
                         for index_dtype in [DType::I64, DType::I32] {
                             let (most, index) = (side.out(&out_shape), side.filled(&out_shape, index_dtype));
                             let grad = side.out(&shape);
-                            side.run(Kernel::MaxPool { x, window: w, out: &most, index: &index });
-                            side.run(Kernel::MaxPoolGrad { index: &index, g, window: w, out: &grad });
+                            side.run(kernel::MaxPool { x, window: w, out: &most, index: &index });
+                            side.run(kernel::MaxPoolGrad { index: &index, g, window: w, out: &grad });
                             all.extend([most, index, grad]);
                         }
                         for divisor in [PoolDivisor::Inside, PoolDivisor::Padded, PoolDivisor::Fixed(5)] {
                             let (mean, grad) = (side.out(&out_shape), side.out(&shape));
-                            side.run(Kernel::AvgPool { x, window: w, divisor, out: &mean });
-                            side.run(Kernel::AvgPoolGrad { g, window: w, divisor, out: &grad });
+                            side.run(kernel::AvgPool { x, window: w, divisor, out: &mean });
+                            side.run(kernel::AvgPoolGrad { g, window: w, divisor, out: &grad });
                             all.extend([mean, grad]);
                         }
                         all

@@ -2,11 +2,9 @@
 //! panic), and the tape goes on as if nothing had been there.
 
 use super::{Mark, cpu, leaf};
-use retape_core::kernel::{BinaryFn, UnaryFn};
+use retape_core::kernel::{self, BinaryFn, UnaryFn};
 use retape_core::ops::*;
-use retape_core::{
-    BackwardOptions, DType, Device, Error, Kernel, MemoryKind, Result, Tape, TapeOptions, Tensor, Var, meta,
-};
+use retape_core::{BackwardOptions, DType, Device, Error, MemoryKind, Result, Tape, TapeOptions, Tensor, Var, meta};
 use smallvec::{SmallVec, smallvec};
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -270,10 +268,10 @@ impl OpRule for Faulty {
             ForwardErrs => return Err(own_error()),
             ForwardErrsLater if again => return Err(own_error()),
             RunsOnAnotherShape => {
-                exec.run(Kernel::Binary { f: BinaryFn::Add, a, b: &b.narrow(0, 0, 1)?, out: &out[0] })?;
+                exec.run(kernel::Binary { f: BinaryFn::Add, a, b: &b.narrow(0, 0, 1)?, out: &out[0] })?;
             }
             RunsOnAnotherDType => {
-                exec.run(Kernel::Unary {
+                exec.run(kernel::Unary {
                     f: UnaryFn::Exp,
                     x: &a.cast(DType::I32, MemoryKind::Workspace)?,
                     out: &out[0],
@@ -281,15 +279,15 @@ impl OpRule for Faulty {
             }
             RunsOnAnotherDevice => {
                 let other = Tensor::full(&meta(), a.shape(), a.dtype(), 1.0)?;
-                exec.run(Kernel::Unary { f: UnaryFn::Exp, x: &other, out: &out[0] })?;
+                exec.run(kernel::Unary { f: UnaryFn::Exp, x: &other, out: &out[0] })?;
             }
-            WritesItsInput => exec.run(Kernel::Fill { value: 7.0, out: a })?,
+            WritesItsInput => exec.run(kernel::Fill { value: 7.0, out: a })?,
             WritesWhatItReads => {
                 let (n, w) = (out[0].shape()[0], &out[0]);
-                exec.run(Kernel::Copy { x: &w.narrow(0, 0, n - 1)?, out: &w.narrow(0, 1, n - 1)? })?;
+                exec.run(kernel::Copy { x: &w.narrow(0, 0, n - 1)?, out: &w.narrow(0, 1, n - 1)? })?;
             }
             WritesRepeatedElements => {
-                exec.run(Kernel::Copy { x: a, out: &out[0].narrow(0, 0, 1)?.expand(a.shape())? })?;
+                exec.run(kernel::Copy { x: a, out: &out[0].narrow(0, 0, 1)?.expand(a.shape())? })?;
             }
             AsksForImpossibleMemory => drop(exec.workspace(&[usize::MAX], DType::F64)?),
             FillsNothing => return Ok(()),
@@ -298,8 +296,8 @@ impl OpRule for Faulty {
         if self.is(WritesItsOldOutput) && !again {
             *self.old_output.borrow_mut() = Some(out[1].clone());
         }
-        exec.run(Kernel::Binary { f: BinaryFn::Mul, a, b, out: &out[0] })?;
-        exec.run(Kernel::Binary { f: BinaryFn::Add, a, b, out: &out[1] })
+        exec.run(kernel::Binary { f: BinaryFn::Mul, a, b, out: &out[0] })?;
+        exec.run(kernel::Binary { f: BinaryFn::Add, a, b, out: &out[1] })
     }
     fn saves(&self, _: &[bool]) -> Saves {
         self.panics(SavesPanics);
@@ -332,7 +330,7 @@ impl OpRule for Faulty {
         let (g0, g1) = (cx.grad(0), cx.grad(1));
         if self.fault.is_view() {
             let zero = exec.empty_like(spec)?;
-            exec.run(Kernel::Fill { value: 0.0, out: &zero })?;
+            exec.run(kernel::Fill { value: 0.0, out: &zero })?;
             let g = g0.or(g1).expect("one of the outputs has a gradient");
             for input in 0..2 {
                 cx.set(input, if input == 0 { g.clone() } else { zero.clone() });
@@ -345,14 +343,14 @@ impl OpRule for Faulty {
             TakesASlotTwice => drop(cx.saved(Slot::In(0))?),
             TakesAMissingSlot => drop(cx.saved(Slot::In(usize::MAX))?),
             RunsBackwardOnAnotherShape => {
-                exec.run(Kernel::Unary { f: UnaryFn::Neg, x: &a, out: &exec.empty(&[1], a.dtype())? })?;
+                exec.run(kernel::Unary { f: UnaryFn::Neg, x: &a, out: &exec.empty(&[1], a.dtype())? })?;
             }
             WritesWhatIsSaved => {
                 let _held = a.clone();
-                exec.run(Kernel::Fill { value: 7.0, out: &a })?;
+                exec.run(kernel::Fill { value: 7.0, out: &a })?;
             }
             WritesItsOldOutput => {
-                exec.run(Kernel::Fill { value: 7.0, out: self.old_output.borrow().as_ref().unwrap() })?;
+                exec.run(kernel::Fill { value: 7.0, out: self.old_output.borrow().as_ref().unwrap() })?;
             }
             _ => {}
         }
@@ -370,13 +368,13 @@ impl OpRule for Faulty {
             }
             let sum = exec.empty_like(spec)?;
             match &g1 {
-                Some(g1) => exec.run(Kernel::Copy { x: g1, out: &sum })?,
-                Option::None => exec.run(Kernel::Fill { value: 0.0, out: &sum })?,
+                Some(g1) => exec.run(kernel::Copy { x: g1, out: &sum })?,
+                Option::None => exec.run(kernel::Fill { value: 0.0, out: &sum })?,
             }
             if let Some(g0) = &g0 {
                 let term = exec.empty_like(spec)?;
-                exec.run(Kernel::Binary { f: BinaryFn::Mul, a: g0, b: factor, out: &term })?;
-                exec.run(Kernel::Binary { f: BinaryFn::Add, a: &sum, b: &term, out: &sum })?;
+                exec.run(kernel::Binary { f: BinaryFn::Mul, a: g0, b: factor, out: &term })?;
+                exec.run(kernel::Binary { f: BinaryFn::Add, a: &sum, b: &term, out: &sum })?;
             }
             cx.set(input, sum);
         }

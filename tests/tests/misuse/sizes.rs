@@ -3,14 +3,14 @@
 
 use super::cpu;
 use proptest::prelude::*;
-use retape_core::kernel::{PoolDivisor, RandomStream};
+use retape_core::kernel::{self, PoolDivisor, RandomStream};
 use retape_core::ops::attention::AttentionOptions;
 use retape_core::ops::conv::{Conv, Padding};
 use retape_core::ops::index::Index;
 use retape_core::ops::pool::Pool;
 use retape_core::{
-    BackwardOptions, DType, Device, Error, Int8Spec, Kernel, Mark, MemoryKind, Result, Rounding, Tape, TapeOptions,
-    Tensor, Var, meta,
+    BackwardOptions, DType, Device, Error, Int8Spec, Mark, MemoryKind, Result, Rounding, Tape, TapeOptions, Tensor,
+    Var, meta,
 };
 use retape_tests::choices::{Bytes, Choices};
 use retape_tests::random;
@@ -380,5 +380,5 @@ fn a_dry_run_counts_in_64_bits() {
     drop(much);
     assert_eq!(device.meter().live(), 0);
     let out = Tensor::uninit(&device, &[2], DType::F32, MemoryKind::Input).unwrap();
-    device.run(&Kernel::Uniform { stream: RandomStream { seed: u64::MAX, counter: u64::MAX }, out: &out }).unwrap();
+    device.run(kernel::Uniform { stream: RandomStream { seed: u64::MAX, counter: u64::MAX }, out: &out }).unwrap();
 }

@@ -10,7 +10,7 @@
 //! m and l belong to the exact q and k, so these are read exactly: int8 is refused for them.
 
 use super::*;
-use crate::kernel::{AttentionSpec, Sequences};
+use crate::kernel::{AttentionInputs, AttentionSpec, Sequences};
 use crate::tape::Var;
 use std::rc::Rc;
 
@@ -126,7 +126,8 @@ impl OpRule for Attention {
         let mask = inputs.get(3).map(|m| every_score(m, q.shape(), k.shape())).transpose()?;
         let mask = mask.as_ref();
         let sequences = self.ragged.as_ref().map(|ragged| ragged.sequences());
-        exec.run(Kernel::Attention { q, k, v, mask, sequences, spec: self.spec, out: &outputs[0], stats: &outputs[1] })
+        let inputs = AttentionInputs { q, k, v, mask, sequences, spec: self.spec };
+        exec.run(kernel::Attention { inputs, out: &outputs[0], stats: &outputs[1] })
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
@@ -147,36 +148,25 @@ impl OpRule for Attention {
         let stats = cx.saved(Slot::Out(1))?;
         let delta = cx.exec(0).workspace(&stats.shape()[..3], stats.dtype())?;
         let o = cx.saved(Slot::Out(0))?;
-        cx.exec(0).run(Kernel::AttentionDelta { o: &o, g: &g, delta: &delta })?;
+        cx.exec(0).run(kernel::AttentionDelta { o: &o, g: &g, delta: &delta })?;
         drop(o);
         let (q, k, v) = (&cx.saved(Slot::In(0))?, &cx.saved(Slot::In(1))?, &cx.saved(Slot::In(2))?);
         let mask = if self.mask { Some(every_score(&cx.saved(Slot::In(3))?, q.shape(), k.shape())?) } else { None };
-        let (g, stats, delta, mask, spec) = (&g, &stats, &delta, mask.as_ref(), self.spec);
         let sequences = self.ragged.as_ref().map(|ragged| ragged.sequences());
+        let forward = AttentionInputs { q, k, v, mask: mask.as_ref(), sequences, spec: self.spec };
+        let inputs = kernel::AttentionGradInputs { forward, g: &g, stats: &stats, delta: &delta };
         if self.mask && cx.needs(3) {
             let (exec, of_mask) = (cx.exec(3), cx.input(3));
             // The kernel sums over all that the mask repeats but the keys.
             let rows = &of_mask.shape[..3];
             let dmask = exec.terms(&Spec::new([rows, &[k.shape()[1]]].concat(), q.dtype()), of_mask)?;
-            exec.run(Kernel::AttentionGradMask { q, k, v, mask, sequences, g, stats, delta, spec, dmask: &dmask })?;
+            exec.run(kernel::AttentionGradMask { inputs, dmask: &dmask })?;
             cx.set(3, exec.sum_terms(dmask, of_mask)?);
         }
         if cx.needs(1) || cx.needs(2) {
             let dk = cx.exec(1).empty_like(cx.input(1))?;
             let dv = cx.exec(2).empty_like(cx.input(2))?;
-            cx.exec(1).run(Kernel::AttentionGradKv {
-                q,
-                k,
-                v,
-                mask,
-                sequences,
-                g,
-                stats,
-                delta,
-                spec,
-                dk: &dk,
-                dv: &dv,
-            })?;
+            cx.exec(1).run(kernel::AttentionGradKv { inputs, dk: &dk, dv: &dv })?;
             for (input, grad) in [(1, dk), (2, dv)] {
                 if cx.needs(input) {
                     cx.set(input, grad);
@@ -185,7 +175,7 @@ impl OpRule for Attention {
         }
         if cx.needs(0) {
             let dq = cx.exec(0).empty_like(cx.input(0))?;
-            cx.exec(0).run(Kernel::AttentionGradQ { q, k, v, mask, sequences, g, stats, delta, spec, dq: &dq })?;
+            cx.exec(0).run(kernel::AttentionGradQ { inputs, dq: &dq })?;
             cx.set(0, dq);
         }
         Ok(())

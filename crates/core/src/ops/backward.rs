@@ -1,7 +1,7 @@
 //! What an op's `backward` works with.
 
 use super::{Exec, KernelClock, Slot, Spec};
-use crate::{DType, Device, Kernel, MemoryKind, Result, Tensor};
+use crate::{DType, Device, MemoryKind, Result, Tensor, kernel};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 
@@ -27,7 +27,7 @@ impl GradientSum {
     /// The tensor, filled with zeros where it is new.
     pub fn zeroed(self, exec: &Exec<'_>) -> Result<Tensor> {
         if self.is_new {
-            exec.run(Kernel::Fill { value: 0.0, out: &self.tensor })?;
+            exec.run(kernel::Fill { value: 0.0, out: &self.tensor })?;
         }
         Ok(self.tensor)
     }

@@ -51,7 +51,7 @@ impl OpRule for BinaryOp {
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
         let shape = outputs[0].shape();
         let (a, b) = (inputs[0].expand(shape)?, inputs[1].expand(shape)?);
-        exec.run(Kernel::Binary { f: self.0, a: &a, b: &b, out: &outputs[0] })
+        exec.run(kernel::Binary { f: self.0, a: &a, b: &b, out: &outputs[0] })
     }
 
     fn saves(&self, needs: &[bool]) -> Saves {
@@ -87,7 +87,7 @@ impl OpRule for BinaryOp {
                         let exec = cx.exec(input);
                         let factor = cx.saved(Slot::In(other))?.expand(g.shape())?;
                         let product = exec.terms(&Spec::of(&g), cx.input(input))?;
-                        exec.run(Kernel::Binary { f: BinaryFn::Mul, a: &g, b: &factor, out: &product })?;
+                        exec.run(kernel::Binary { f: BinaryFn::Mul, a: &g, b: &factor, out: &product })?;
                         drop(factor);
                         let grad = exec.sum_terms(product, cx.input(input))?;
                         cx.set(input, grad);
@@ -100,7 +100,7 @@ impl OpRule for BinaryOp {
                     let exec = cx.exec(1);
                     let a = cx.saved(Slot::In(0))?.expand(g.shape())?;
                     let out = exec.terms(&Spec::of(&g), cx.input(1))?;
-                    exec.run(Kernel::Ternary { f: TernaryFn::DivGradDivisor, a: &a, b: &b, c: &g, out: &out })?;
+                    exec.run(kernel::Ternary { f: TernaryFn::DivGradDivisor, a: &a, b: &b, c: &g, out: &out })?;
                     drop(a);
                     let db = exec.sum_terms(out, cx.input(1))?;
                     cx.set(1, db);
@@ -108,7 +108,7 @@ impl OpRule for BinaryOp {
                 if cx.needs(0) {
                     let exec = cx.exec(0);
                     let out = exec.terms(&Spec::of(&g), cx.input(0))?;
-                    exec.run(Kernel::Binary { f: BinaryFn::Div, a: &g, b: &b, out: &out })?;
+                    exec.run(kernel::Binary { f: BinaryFn::Div, a: &g, b: &b, out: &out })?;
                     let da = exec.sum_terms(out, cx.input(0))?;
                     cx.set(0, da);
                 }
@@ -120,7 +120,7 @@ impl OpRule for BinaryOp {
                     if cx.needs(input) {
                         let exec = cx.exec(input);
                         let out = exec.empty(g.shape(), g.dtype())?;
-                        exec.run(Kernel::ExtremumGrad { f: self.0, a: own, b: other, g: &g, out: &out })?;
+                        exec.run(kernel::ExtremumGrad { f: self.0, a: own, b: other, g: &g, out: &out })?;
                         let grad = exec.sum_to(out, &cx.input(input).shape)?;
                         cx.set(input, grad);
                     }
@@ -133,7 +133,7 @@ impl OpRule for BinaryOp {
                     if cx.needs(input) {
                         let exec = cx.exec(input);
                         let out = exec.terms(&Spec::of(&g), cx.input(input))?;
-                        exec.run(Kernel::Ternary { f, a: &a, b: &b, c: &g, out: &out })?;
+                        exec.run(kernel::Ternary { f, a: &a, b: &b, c: &g, out: &out })?;
                         let grad = exec.sum_terms(out, cx.input(input))?;
                         cx.set(input, grad);
                     }
@@ -227,7 +227,7 @@ pub(crate) fn promoted(operands: SmallVec<[Var; 3]>) -> Result<SmallVec<[Var; 3]
 
 fn negate(exec: &Exec<'_>, x: Tensor) -> Result<Tensor> {
     let out = exec.replace(&x)?;
-    exec.run(Kernel::Unary { f: UnaryFn::Neg, x: &x, out: &out })?;
+    exec.run(kernel::Unary { f: UnaryFn::Neg, x: &x, out: &out })?;
     Ok(out)
 }
 

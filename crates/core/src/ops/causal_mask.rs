@@ -64,7 +64,7 @@ impl OpRule for CausalMask {
 /// out = x where query i may see key j, else value.
 fn mask(exec: &Exec<'_>, x: &Tensor, value: f64, out: &Tensor) -> Result<()> {
     let diagonal = x.shape()[x.rank() - 1] as isize - x.shape()[x.rank() - 2] as isize;
-    exec.run(Kernel::Triangle { x, upper: false, diagonal, value, out })
+    exec.run(kernel::Triangle { x, upper: false, diagonal, value, out })
 }
 
 impl Var {

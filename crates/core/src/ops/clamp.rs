@@ -51,7 +51,7 @@ impl OpRule for ClampBetween {
         let mut x = inputs[0].expand(out.shape())?;
         for (role, bound) in self.roles().iter().zip(inputs).skip(1) {
             let f = if *role == ClampInput::Low { BinaryFn::Maximum } else { BinaryFn::Minimum };
-            exec.run(Kernel::Binary { f, a: &x, b: &bound.expand(out.shape())?, out })?;
+            exec.run(kernel::Binary { f, a: &x, b: &bound.expand(out.shape())?, out })?;
             x = out.clone();
         }
         Ok(())
@@ -74,7 +74,7 @@ impl OpRule for ClampBetween {
                 let exec = cx.exec(input);
                 let out = exec.empty(g.shape(), g.dtype())?;
                 let (low, high) = (operand(ClampInput::Low), operand(ClampInput::High));
-                exec.run(Kernel::ClampGrad { by, x: &operands[0], low, high, g: &g, out: &out })?;
+                exec.run(kernel::ClampGrad { by, x: &operands[0], low, high, g: &g, out: &out })?;
                 let grad = exec.sum_to(out, &cx.input(input).shape)?;
                 cx.set(input, grad);
             }

@@ -122,15 +122,15 @@ impl OpRule for Conv2d {
         let (x, weight, y) = (&inputs[0], &inputs[1], &outputs[0]);
         if self.bias {
             let column = exec.reshape(inputs[2].clone(), &[1, weight.shape()[0], 1, 1])?;
-            exec.run(Kernel::Copy { x: &column.expand(y.shape())?, out: y })?;
+            exec.run(kernel::Copy { x: &column.expand(y.shape())?, out: y })?;
         }
         let (w, out) = (self.grouped(exec, weight.clone(), 0)?, self.grouped(exec, y.clone(), 1)?);
         let window = self.window(weight.shape());
         self.pieces(exec, (x.shape(), weight.shape(), y.shape()), y.dtype(), |from, n, columns, matrices| {
-            exec.run(Kernel::Im2col { x: &x.narrow(0, from, n)?, window, out: columns })?;
+            exec.run(kernel::Im2col { x: &x.narrow(0, from, n)?, window, out: columns })?;
             let a = w.expand(&[n, self.groups, w.shape()[1], w.shape()[2]])?;
             let out = out.narrow(0, from, n)?;
-            exec.run(Kernel::Matmul { a: &a, b: matrices, alpha: 1.0, accumulate: self.bias, out: &out })
+            exec.run(kernel::Matmul { a: &a, b: matrices, alpha: 1.0, accumulate: self.bias, out: &out })
         })
     }
 
@@ -155,18 +155,18 @@ impl OpRule for Conv2d {
             let sum = exec.assemble(&dw)?;
             let out = self.grouped(&exec, sum.clone(), 0)?;
             self.pieces(&exec, shapes, dw.dtype(), |from, n, columns, matrices| {
-                exec.run(Kernel::Im2col { x: &x.narrow(0, from, n)?, window, out: columns })?;
+                exec.run(kernel::Im2col { x: &x.narrow(0, from, n)?, window, out: columns })?;
                 for i in 0..n {
                     // Sample by sample, in order: the sum doesn't depend on how many columns were made at a time.
                     let sample = |t: &Tensor, i| exec.reshape(t.narrow(0, i, 1)?, &t.shape()[1..]);
                     let (a, b) = (sample(&matrices_of_g, from + i)?, sample(matrices, i)?.transpose(1, 2)?);
-                    exec.run(Kernel::Matmul { a: &a, b: &b, alpha: 1.0, accumulate: from + i > 0, out: &out })?;
+                    exec.run(kernel::Matmul { a: &a, b: &b, alpha: 1.0, accumulate: from + i > 0, out: &out })?;
                 }
                 Ok(())
             })?;
             drop(x);
             if x_shape[0] == 0 {
-                exec.run(Kernel::Fill { value: 0.0, out: &sum })?;
+                exec.run(kernel::Fill { value: 0.0, out: &sum })?;
             }
             exec.put(&sum, &dw)?;
             drop((out, sum));
@@ -179,8 +179,8 @@ impl OpRule for Conv2d {
             self.pieces(&exec, shapes, dx.dtype().computed_in(), |from, n, columns, matrices| {
                 let a = w.expand(&[n, self.groups, w.shape()[1], w.shape()[2]])?;
                 let b = matrices_of_g.narrow(0, from, n)?;
-                exec.run(Kernel::Matmul { a: &a, b: &b, alpha: 1.0, accumulate: false, out: matrices })?;
-                exec.run(Kernel::Col2im { cols: columns, window, out: &dx.narrow(0, from, n)? })
+                exec.run(kernel::Matmul { a: &a, b: &b, alpha: 1.0, accumulate: false, out: matrices })?;
+                exec.run(kernel::Col2im { cols: columns, window, out: &dx.narrow(0, from, n)? })
             })?;
             cx.set(0, dx);
         }

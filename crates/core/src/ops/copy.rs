@@ -19,7 +19,7 @@ impl OpRule for Contiguous {
         Ok(one(inputs[0].clone()))
     }
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
-        exec.run(Kernel::Copy { x: &inputs[0], out: &outputs[0] })
+        exec.run(kernel::Copy { x: &inputs[0], out: &outputs[0] })
     }
     fn saves(&self, _needs: &[bool]) -> Saves {
         saves([])
@@ -56,7 +56,7 @@ impl OpRule for Cast {
         Ok(one(Spec::new(inputs[0].shape.clone(), self.dtype)))
     }
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
-        exec.run(Kernel::Copy { x: &inputs[0], out: &outputs[0] })
+        exec.run(kernel::Copy { x: &inputs[0], out: &outputs[0] })
     }
     fn saves(&self, _needs: &[bool]) -> Saves {
         saves([])
@@ -64,7 +64,7 @@ impl OpRule for Cast {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
         let (exec, g) = (cx.exec(0), cx.grad0());
         let out = exec.empty_like(cx.input(0))?;
-        exec.run(Kernel::Copy { x: &g, out: &out })?;
+        exec.run(kernel::Copy { x: &g, out: &out })?;
         cx.set(0, out);
         Ok(())
     }

@@ -13,7 +13,7 @@
 //! [`NllLoss`] is the same of log-probabilities: s_c = -x_c, so dx = -g w_t / count at the target.
 
 use super::*;
-use crate::kernel::{CrossEntropySpec, LossReduction};
+use crate::kernel::{ClassScores, CrossEntropySpec, LossReduction};
 use crate::layout::dimension;
 use crate::tape::Var;
 
@@ -101,14 +101,10 @@ impl OpRule for CrossEntropy {
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
-        exec.run(Kernel::CrossEntropy {
-            logits: &classes_last(&inputs[0], self.dim)?,
-            target: &self.target(&Spec::of(&inputs[0]), inputs[1].clone())?,
-            weight: inputs.get(2),
-            spec: self.spec,
-            loss: &outputs[0],
-            stats: Some(&outputs[1]),
-        })
+        let logits = &classes_last(&inputs[0], self.dim)?;
+        let target = &self.target(&Spec::of(&inputs[0]), inputs[1].clone())?;
+        let scores = ClassScores { logits, target, weight: inputs.get(2), spec: self.spec };
+        exec.run(kernel::CrossEntropy { scores, loss: &outputs[0], stats: Some(&outputs[1]) })
     }
 
     fn saves(&self, needs: &[bool]) -> Saves {
@@ -131,7 +127,7 @@ impl OpRule for CrossEntropy {
         if cx.needs(1) {
             let grad = cx.exec(1).empty_like(cx.input(1))?;
             let out = classes_last(&grad, self.dim)?;
-            cx.exec(1).run(Kernel::CrossEntropyTargetGrad {
+            cx.exec(1).run(kernel::CrossEntropyTargetGrad {
                 logits: &x,
                 weight,
                 stats: &stats,
@@ -146,25 +142,19 @@ impl OpRule for CrossEntropy {
         }
         let target = cx.saved(Slot::In(1))?;
         let target = &self.target(cx.input(0), target)?;
-        if let Some(weight) = weight.filter(|_| by_weight) {
+
+        if by_weight {
             let out = cx.exec(2).empty_like(cx.input(2))?;
-            let stats = Some(&stats);
-            cx.exec(2).run(Kernel::CrossEntropyWeightGrad {
-                logits: &x,
-                target,
-                weight,
-                stats,
-                g: &g,
-                spec,
-                out: &out,
-            })?;
+            let scores = ClassScores { logits: &x, target, weight, spec };
+            cx.exec(2).run(kernel::CrossEntropyWeightGrad { scores, stats: Some(&stats), g: &g, out: &out })?;
             cx.set(2, out);
         }
         if cx.needs(0) {
             drop(x);
             let grad = cx.exec(0).replace(&logits)?;
             let (logits, out) = (&classes_last(&logits, self.dim)?, &classes_last(&grad, self.dim)?);
-            cx.exec(0).run(Kernel::CrossEntropyGrad { logits, target, weight, stats: &stats, g: &g, spec, out })?;
+            let scores = ClassScores { logits, target, weight, spec };
+            cx.exec(0).run(kernel::CrossEntropyGrad { scores, stats: &stats, g: &g, out })?;
             cx.set(0, grad);
         }
         Ok(())
@@ -287,14 +277,9 @@ impl OpRule for NllLoss {
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
-        exec.run(Kernel::CrossEntropy {
-            logits: &classes_last(&inputs[0], self.dim)?,
-            target: &inputs[1],
-            weight: inputs.get(2),
-            spec: self.spec,
-            loss: &outputs[0],
-            stats: None,
-        })
+        let logits = &classes_last(&inputs[0], self.dim)?;
+        let scores = ClassScores { logits, target: &inputs[1], weight: inputs.get(2), spec: self.spec };
+        exec.run(kernel::CrossEntropy { scores, loss: &outputs[0], stats: None })
     }
 
     fn saves(&self, needs: &[bool]) -> Saves {
@@ -305,25 +290,20 @@ impl OpRule for NllLoss {
 
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
         let (g, spec, target) = (&cx.grad0(), self.spec, &cx.saved(Slot::In(1))?);
+
         let weight = if self.weight { Some(cx.saved(Slot::In(2))?) } else { None };
-        if let Some(weight) = weight.as_ref().filter(|_| self.weight && cx.needs(2)) {
+        let weight = weight.as_ref();
+        if self.weight && cx.needs(2) {
             let logits = &classes_last(&cx.saved(Slot::In(0))?, self.dim)?;
             let out = cx.exec(2).empty_like(cx.input(2))?;
-            cx.exec(2).run(Kernel::CrossEntropyWeightGrad {
-                logits,
-                target,
-                weight,
-                stats: None,
-                g,
-                spec,
-                out: &out,
-            })?;
+            let scores = ClassScores { logits, target, weight, spec };
+            cx.exec(2).run(kernel::CrossEntropyWeightGrad { scores, stats: None, g, out: &out })?;
             cx.set(2, out);
         }
         if cx.needs(0) {
             let grad = cx.exec(0).empty_like(cx.input(0))?;
             let out = &classes_last(&grad, self.dim)?;
-            cx.exec(0).run(Kernel::NllLossGrad { target, weight: weight.as_ref(), g, spec, out })?;
+            cx.exec(0).run(kernel::NllLossGrad { target, weight, g, spec, out })?;
             cx.set(0, grad);
         }
         Ok(())

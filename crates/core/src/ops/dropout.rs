@@ -38,7 +38,7 @@ impl OpRule for Dropout {
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
-        exec.run(Kernel::Dropout { x: &inputs[0], p: self.p, stream: self.stream, out: &outputs[0] })
+        exec.run(kernel::Dropout { x: &inputs[0], p: self.p, stream: self.stream, out: &outputs[0] })
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
@@ -48,7 +48,7 @@ impl OpRule for Dropout {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
         let (exec, g) = (cx.exec(0), cx.grad0());
         let out = exec.replace(&g)?;
-        exec.run(Kernel::Dropout { x: &g, p: self.p, stream: self.stream, out: &out })?;
+        exec.run(kernel::Dropout { x: &g, p: self.p, stream: self.stream, out: &out })?;
         cx.set(0, out);
         Ok(())
     }

@@ -37,7 +37,7 @@ impl OpRule for Embedding {
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
-        exec.run(Kernel::Embedding { table: &inputs[0], ids: &inputs[1], out: &outputs[0] })
+        exec.run(kernel::Embedding { table: &inputs[0], ids: &inputs[1], out: &outputs[0] })
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
@@ -51,8 +51,8 @@ impl OpRule for Embedding {
         let padding = self.padding.map(|row| sum.tensor.narrow(0, row, 1)).transpose()?;
         if sum.is_new {
             let order = exec.workspace(&[ids.len()], DType::I64)?;
-            exec.run(Kernel::EmbeddingGrad { ids: &ids, g: &g, order: &order, out: &sum.tensor })?;
-            return padding.map_or(Ok(()), |row| exec.run(Kernel::Fill { value: 0.0, out: &row }));
+            exec.run(kernel::EmbeddingGrad { ids: &ids, g: &g, order: &order, out: &sum.tensor })?;
+            return padding.map_or(Ok(()), |row| exec.run(kernel::Fill { value: 0.0, out: &row }));
         }
         // What other uses of the table have added to the padding's row stays.
         let others = padding.as_ref().map(|row| row.copy(MemoryKind::Workspace)).transpose()?;
@@ -60,7 +60,7 @@ impl OpRule for Embedding {
         let (view, ids) = rows.operands(&sum.tensor, &[ids])?;
         exec.scatter_add(&g, &[&ids[0]], false, 1.0, &view)?;
         match (padding, others) {
-            (Some(row), Some(others)) => exec.run(Kernel::Copy { x: &others, out: &row }),
+            (Some(row), Some(others)) => exec.run(kernel::Copy { x: &others, out: &row }),
             _ => Ok(()),
         }
     }

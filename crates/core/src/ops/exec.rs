@@ -1,7 +1,7 @@
 //! Where ops run their kernels.
 
 use super::Spec;
-use crate::kernel::{BinaryFn, ReduceFn};
+use crate::kernel::{self, BinaryFn, ReduceFn};
 use crate::layout::Shape;
 use crate::{DType, Device, Kernel, MemoryKind, Result, Tensor};
 use std::cell::Cell;
@@ -39,9 +39,9 @@ impl<'a> Exec<'a> {
     }
 
     /// Runs one kernel.
-    pub fn run(&self, kernel: Kernel<'_>) -> Result<()> {
+    pub fn run<'k>(&self, kernel: impl Into<Kernel<'k>>) -> Result<()> {
         let start = Instant::now();
-        let mut result = self.device.run(&kernel);
+        let mut result = self.device.run(kernel);
         if self.clock.waits {
             result = result.and_then(|()| self.device.synchronize());
         }
@@ -64,7 +64,7 @@ impl<'a> Exec<'a> {
         Tensor::uninit(self.device, shape, dtype, MemoryKind::Workspace)
     }
 
-    /// out += alpha source at the indices: [`Kernel::ScatterAdd`] with its workspace.
+    /// out += alpha source at the indices: [`kernel::ScatterAdd`] with its workspace.
     pub fn scatter_add(
         &self,
         source: &Tensor,
@@ -74,7 +74,7 @@ impl<'a> Exec<'a> {
         out: &Tensor,
     ) -> Result<()> {
         let order = &self.workspace(&[crate::kernel::meeting(source, indices, out)], DType::I64)?;
-        self.run(Kernel::ScatterAdd { source, indices, wrap, alpha, order, out })
+        self.run(kernel::ScatterAdd { source, indices, wrap, alpha, order, out })
     }
 
     /// Where a kernel may write a result of x's shape that replaces x: x itself if nobody else holds it (the kernel
@@ -93,7 +93,7 @@ impl<'a> Exec<'a> {
             return Ok(x);
         }
         let out = self.empty(x.shape(), x.dtype())?;
-        self.run(Kernel::Copy { x: &x, out: &out })?;
+        self.run(kernel::Copy { x: &x, out: &out })?;
         Ok(out)
     }
 
@@ -115,7 +115,7 @@ impl<'a> Exec<'a> {
 
     /// Moves what was put together to `out`, rounding it once.
     pub fn put(&self, assembled: &Tensor, out: &Tensor) -> Result<()> {
-        if assembled.dtype() == out.dtype() { Ok(()) } else { self.run(Kernel::Copy { x: assembled, out }) }
+        if assembled.dtype() == out.dtype() { Ok(()) } else { self.run(kernel::Copy { x: assembled, out }) }
     }
 
     /// Where to write the terms of an input's gradient, of this shape and dtype. Where the input was repeated, they are
@@ -149,7 +149,7 @@ impl<'a> Exec<'a> {
         let lead = g.rank() - shape.len();
         let kept: Shape = (0..g.rank()).map(|d| if d < lead { 1 } else { shape[d - lead] }).collect();
         let out = self.empty(&kept, dtype)?;
-        self.run(Kernel::Reduce { f: ReduceFn::Sum, x: &g, out: &out })?;
+        self.run(kernel::Reduce { f: ReduceFn::Sum, x: &g, out: &out })?;
         self.reshape(out, shape)
     }
 
@@ -158,19 +158,19 @@ impl<'a> Exec<'a> {
         // Addition commutes bit for bit, so which buffer is reused doesn't show in the numbers.
         let (first, second) = if !a.is_sole_owner() && b.is_sole_owner() { (b, a) } else { (a, b) };
         let out = self.replace(&first)?;
-        self.run(Kernel::Binary { f: BinaryFn::Add, a: &first, b: &second, out: &out })?;
+        self.run(kernel::Binary { f: BinaryFn::Add, a: &first, b: &second, out: &out })?;
         Ok(out)
     }
 
     /// part += g, where `part` is a view with distinct elements of a tensor that is not g's.
     pub fn add_to(&self, part: &Tensor, g: &Tensor) -> Result<()> {
         if part.is_contiguous() {
-            return self.run(Kernel::Binary { f: BinaryFn::Add, a: part, b: g, out: part });
+            return self.run(kernel::Binary { f: BinaryFn::Add, a: part, b: g, out: part });
         }
         // Kernels write contiguous results, but for copies.
         let in_place = g.is_sole_owner() && g.dtype() == part.dtype();
         let sum = if in_place { g.clone() } else { self.workspace(part.shape(), part.dtype())? };
-        self.run(Kernel::Binary { f: BinaryFn::Add, a: g, b: part, out: &sum })?;
-        self.run(Kernel::Copy { x: &sum, out: part })
+        self.run(kernel::Binary { f: BinaryFn::Add, a: g, b: part, out: &sum })?;
+        self.run(kernel::Copy { x: &sum, out: part })
     }
 }

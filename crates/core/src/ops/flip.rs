@@ -29,7 +29,7 @@ impl OpRule for Flip {
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
-        exec.run(Kernel::Flip { x: &inputs[0], dims: &self.dims, out: &outputs[0] })
+        exec.run(kernel::Flip { x: &inputs[0], dims: &self.dims, out: &outputs[0] })
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
@@ -39,7 +39,7 @@ impl OpRule for Flip {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
         let (exec, g) = (cx.exec(0), cx.grad0());
         let out = exec.empty_like(cx.input(0))?;
-        exec.run(Kernel::Flip { x: &g, dims: &self.dims, out: &out })?;
+        exec.run(kernel::Flip { x: &g, dims: &self.dims, out: &out })?;
         cx.set(0, out);
         Ok(())
     }

@@ -14,7 +14,7 @@ use crate::kernel::UnaryFn;
 use crate::layout::broadcast_shapes;
 use crate::tape::Var;
 
-/// x as [`Kernel::Gather`] wants it: the dimension that is indexed first, then the index's dimensions, of which the one
+/// x as [`kernel::Gather`] wants it: the dimension that is indexed first, then the index's dimensions, of which the one
 /// in its place repeats.
 fn indexed(x: &Tensor, dim: usize, index: &[usize]) -> Result<Tensor> {
     let mut shape: Shape = smallvec![index[dim]];
@@ -60,7 +60,7 @@ fn gather_at(exec: &Exec<'_>, x: &Tensor, (dim, wrap): (usize, bool), index: &Te
         return Ok(());
     }
     let x = indexed(&x, dim, index.shape())?;
-    exec.run(Kernel::Gather { x: &x, indices: &[&index], wrap, out: &exec.reshape(out.clone(), index.shape())? })
+    exec.run(kernel::Gather { x: &x, indices: &[&index], wrap, out: &exec.reshape(out.clone(), index.shape())? })
 }
 
 /// Why an index of this spec doesn't fit `x`, if so.
@@ -176,7 +176,7 @@ impl OpRule for ScatterAdd {
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
-        exec.run(Kernel::Copy { x: &inputs[0], out: &outputs[0] })?;
+        exec.run(kernel::Copy { x: &inputs[0], out: &outputs[0] })?;
         add_at(exec, &outputs[0], (self.dim, false), &inputs[1], &inputs[2], self.alpha)
     }
 
@@ -194,7 +194,7 @@ impl OpRule for ScatterAdd {
             let part = if all { exec.empty_like(cx.input(2))? } else { exec.workspace(&reached, g.dtype())? };
             gather_at(&exec, &g, (self.dim, false), &index, &part)?;
             if self.alpha != 1.0 {
-                exec.run(Kernel::Unary { f: UnaryFn::Scale(self.alpha), x: &part, out: &part })?;
+                exec.run(kernel::Unary { f: UnaryFn::Scale(self.alpha), x: &part, out: &part })?;
             }
             if all {
                 cx.set(2, part);

@@ -22,7 +22,7 @@ impl Glu {
 /// out = a s(b), in one kernel: s is the derivative of softplus.
 fn gated(exec: &Exec<'_>, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<()> {
     let f = UnaryFn::Softplus { beta: 1.0, threshold: f64::INFINITY };
-    exec.run(Kernel::UnaryGrad { f, saved: b, g: a, out })
+    exec.run(kernel::UnaryGrad { f, saved: b, g: a, out })
 }
 
 impl OpRule for Glu {
@@ -62,11 +62,11 @@ impl OpRule for Glu {
         let gate = exec.workspace(g.shape(), g.dtype().computed_in())?;
         let part = exec.workspace(g.shape(), g.dtype().computed_in())?;
         gated(&exec, &g, &b, &part)?;
-        exec.run(Kernel::Copy { x: &part, out: &da })?;
-        exec.run(Kernel::Unary { f: UnaryFn::Sigmoid, x: &b, out: &gate })?;
-        exec.run(Kernel::Binary { f: BinaryFn::Mul, a: &g, b: &a, out: &part })?;
-        exec.run(Kernel::UnaryGrad { f: UnaryFn::Sigmoid, saved: &gate, g: &part, out: &part })?;
-        exec.run(Kernel::Copy { x: &part, out: &db })?;
+        exec.run(kernel::Copy { x: &part, out: &da })?;
+        exec.run(kernel::Unary { f: UnaryFn::Sigmoid, x: &b, out: &gate })?;
+        exec.run(kernel::Binary { f: BinaryFn::Mul, a: &g, b: &a, out: &part })?;
+        exec.run(kernel::UnaryGrad { f: UnaryFn::Sigmoid, saved: &gate, g: &part, out: &part })?;
+        exec.run(kernel::Copy { x: &part, out: &db })?;
         cx.set(0, out);
         Ok(())
     }

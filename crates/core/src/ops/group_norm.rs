@@ -84,7 +84,7 @@ impl OpRule for GroupNorm {
             let of = |t: &Tensor| t.narrow(0, from, n);
             let (x, y, mean, rstd) = (of(&inputs[0])?, of(&outputs[0])?, of(&outputs[1])?, of(&outputs[2])?);
             let sum = exec.assemble(&y)?;
-            exec.run(Kernel::LayerNorm {
+            exec.run(kernel::LayerNorm {
                 x: &self.grouped(exec, x)?,
                 weight: None,
                 bias: None,
@@ -96,7 +96,7 @@ impl OpRule for GroupNorm {
             for (flag, input, f) in [(self.weight, 1, BinaryFn::Mul), (self.bias, self.bias_input(), BinaryFn::Add)] {
                 if flag {
                     let parameter = self.per_channel(&inputs[input], y.shape())?;
-                    exec.run(Kernel::Binary { f, a: &sum, b: &parameter, out: &sum })?;
+                    exec.run(kernel::Binary { f, a: &sum, b: &parameter, out: &sum })?;
                 }
             }
             exec.put(&sum, &y)?;
@@ -139,7 +139,7 @@ impl OpRule for GroupNorm {
             for group in 0..self.groups {
                 let of_group = |t: &Tensor| t.narrow(2, group * c, c);
                 let statistic = |t: &Tensor| t.narrow(1, group, 1)?.expand(&[n, places]);
-                exec.run(Kernel::LayerNormParamGrad {
+                exec.run(kernel::LayerNormParamGrad {
                     x: &of_group(&x)?,
                     mean: Some(&statistic(&mean)?),
                     rstd: &statistic(&rstd)?,
@@ -159,10 +159,10 @@ impl OpRule for GroupNorm {
                 let (x, mut e, out, mean, rstd) = (of(&x)?, of(&g)?, of(&out)?, of(&mean)?, of(&rstd)?);
                 if let Some(weight) = &weight {
                     let (weight, product) = (self.per_channel(weight, e.shape())?, exec.assemble(&out)?);
-                    exec.run(Kernel::Binary { f: BinaryFn::Mul, a: &e, b: &weight, out: &product })?;
+                    exec.run(kernel::Binary { f: BinaryFn::Mul, a: &e, b: &weight, out: &product })?;
                     e = product;
                 }
-                exec.run(Kernel::LayerNormGrad {
+                exec.run(kernel::LayerNormGrad {
                     x: &self.grouped(&exec, x)?,
                     weight: None,
                     mean: Some(&mean),

@@ -16,8 +16,8 @@ pub struct Gathered {
 }
 
 impl Gathered {
-    /// x as [`Kernel::Gather`] wants it, the dimensions that are indexed first and then the output's, and the indices in
-    /// the output's shape.
+    /// x as [`kernel::Gather`] wants it, the dimensions that are indexed first and then the output's, and the indices
+    /// in the output's shape.
     pub(super) fn operands(&self, x: &Tensor, indices: &[Tensor]) -> Result<(Tensor, SmallVec<[Tensor; 4]>)> {
         let kept: Shape = (0..x.rank()).filter(|d| !self.dims.contains(d)).collect();
         let (before, behind) = kept.split_at(self.at);
@@ -72,7 +72,7 @@ impl OpRule for Gathered {
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
         let (x, indices) = self.operands(&inputs[0], &inputs[1..])?;
         let indices: SmallVec<[&Tensor; 4]> = indices.iter().collect();
-        exec.run(Kernel::Gather { x: &x, indices: &indices, wrap: true, out: &outputs[0] })
+        exec.run(kernel::Gather { x: &x, indices: &indices, wrap: true, out: &outputs[0] })
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {

@@ -52,7 +52,7 @@ impl OpRule for Cat {
         for x in inputs {
             let len = self.len(x.shape());
             if len > 0 {
-                exec.run(Kernel::Copy { x, out: &outputs[0].narrow(self.dim, start, len)? })?;
+                exec.run(kernel::Copy { x, out: &outputs[0].narrow(self.dim, start, len)? })?;
             }
             start += len;
         }

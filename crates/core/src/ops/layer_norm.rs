@@ -51,7 +51,7 @@ impl OpRule for LayerNorm {
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
-        exec.run(Kernel::LayerNorm {
+        exec.run(kernel::LayerNorm {
             x: &inputs[0],
             weight: self.weight.then(|| &inputs[1]),
             bias: self.bias.then(|| &inputs[self.bias_input()]),
@@ -91,7 +91,7 @@ impl OpRule for LayerNorm {
             let grad = |input: usize| cx.exec(input).empty_like(cx.input(input));
             let dweight = need_weight.then(|| grad(1)).transpose()?;
             let dbias = need_bias.then(|| grad(self.bias_input())).transpose()?;
-            cx.exec(0).run(Kernel::LayerNormParamGrad {
+            cx.exec(0).run(kernel::LayerNormParamGrad {
                 x: &x,
                 mean: Some(&mean),
                 rstd: &rstd,
@@ -110,7 +110,7 @@ impl OpRule for LayerNorm {
             let weight = if self.weight { Some(cx.saved(Slot::In(1))?) } else { None };
             let out = exec.replace(&g)?;
             let (weight, mean, rstd) = (weight.as_ref(), Some(&mean), &rstd);
-            exec.run(Kernel::LayerNormGrad { x: &x, weight, mean, rstd, g: &g, out: &out })?;
+            exec.run(kernel::LayerNormGrad { x: &x, weight, mean, rstd, g: &g, out: &out })?;
             cx.set(0, out);
         }
         Ok(())

@@ -68,7 +68,7 @@ impl OpRule for LossOp {
         let repeated = |i: usize| inputs[i].expand(outputs[0].shape());
         let weight = if self.weight { Some(repeated(2)?) } else { None };
         let (x, target) = (&repeated(0)?, &repeated(1)?);
-        exec.run(Kernel::Loss { f: self.f, x, target, weight: weight.as_ref(), out: &outputs[0] })
+        exec.run(kernel::Loss { f: self.f, x, target, weight: weight.as_ref(), out: &outputs[0] })
     }
 
     fn saves(&self, needs: &[bool]) -> Saves {
@@ -91,7 +91,7 @@ impl OpRule for LossOp {
                 let exec = cx.exec(by);
                 let out = exec.terms(&Spec::of(&g), cx.input(by))?;
                 let (x, target, weight) = (&x, &target, weight.as_ref());
-                exec.run(Kernel::LossGrad { f: self.f, by, x, target, weight, g: &g, out: &out })?;
+                exec.run(kernel::LossGrad { f: self.f, by, x, target, weight, g: &g, out: &out })?;
                 let grad = exec.sum_terms(out, cx.input(by))?;
                 cx.set(by, grad);
             }

@@ -83,7 +83,7 @@ impl OpRule for Matmul {
 fn product(exec: &Exec<'_>, a: &Tensor, b: &Tensor, alpha: f64, out: &Tensor) -> Result<()> {
     let batch = &out.shape()[..out.rank() - 2];
     let (a, b) = (in_batch(a, batch)?, in_batch(b, batch)?);
-    exec.run(Kernel::Matmul { a: &a, b: &b, alpha, accumulate: false, out })
+    exec.run(kernel::Matmul { a: &a, b: &b, alpha, accumulate: false, out })
 }
 
 /// alpha a b in these batch dimensions: the terms of a factor's gradient, see [`Exec::terms`].
@@ -163,11 +163,11 @@ impl OpRule for AddMatmul {
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
         let (c, a, b, out) = (&inputs[0], &inputs[1], &inputs[2], &outputs[0]);
         if self.beta == 0.0 {
-            return exec.run(Kernel::Matmul { a, b, alpha: self.alpha, accumulate: false, out });
+            return exec.run(kernel::Matmul { a, b, alpha: self.alpha, accumulate: false, out });
         }
         let sum = exec.assemble(out)?;
-        exec.run(Kernel::Unary { f: UnaryFn::Scale(self.beta), x: &c.expand(out.shape())?, out: &sum })?;
-        exec.run(Kernel::Matmul { a, b, alpha: self.alpha, accumulate: true, out: &sum })?;
+        exec.run(kernel::Unary { f: UnaryFn::Scale(self.beta), x: &c.expand(out.shape())?, out: &sum })?;
+        exec.run(kernel::Matmul { a, b, alpha: self.alpha, accumulate: true, out: &sum })?;
         exec.put(&sum, out)
     }
 
@@ -181,7 +181,7 @@ impl OpRule for AddMatmul {
             let exec = cx.exec(0);
             let sum = exec.sum_to(g.clone(), &cx.input(0).shape)?;
             let out = exec.replace(&sum)?;
-            exec.run(Kernel::Unary { f: UnaryFn::Scale(self.beta), x: &sum, out: &out })?;
+            exec.run(kernel::Unary { f: UnaryFn::Scale(self.beta), x: &sum, out: &out })?;
             cx.set(0, out);
         }
         product_backward(cx, g, 1, self.alpha)
@@ -275,9 +275,9 @@ impl OpRule for Linear {
         let x = rows(exec, inputs[0].clone())?;
         let out = rows(exec, outputs[0].clone())?;
         if self.bias {
-            exec.run(Kernel::Copy { x: &inputs[2].expand(out.shape())?, out: &out })?;
+            exec.run(kernel::Copy { x: &inputs[2].expand(out.shape())?, out: &out })?;
         }
-        exec.run(Kernel::Matmul { a: &x, b: &self.weight(&inputs[1])?, alpha: 1.0, accumulate: self.bias, out: &out })
+        exec.run(kernel::Matmul { a: &x, b: &self.weight(&inputs[1])?, alpha: 1.0, accumulate: self.bias, out: &out })
     }
 
     fn saves(&self, needs: &[bool]) -> Saves {
@@ -291,7 +291,7 @@ impl OpRule for Linear {
             let x = rows(&exec, cx.saved(Slot::In(0))?)?;
             let out = exec.empty_like(cx.input(1))?;
             let (a, b) = if self.transposed { (g.transpose(0, 1)?, x) } else { (x.transpose(0, 1)?, g.clone()) };
-            exec.run(Kernel::Matmul { a: &a, b: &b, alpha: 1.0, accumulate: false, out: &out })?;
+            exec.run(kernel::Matmul { a: &a, b: &b, alpha: 1.0, accumulate: false, out: &out })?;
             cx.set(1, out);
         }
         if self.bias && cx.needs(2) {
@@ -303,7 +303,7 @@ impl OpRule for Linear {
             let w = self.weight(&cx.saved(Slot::In(1))?)?.transpose(0, 1)?;
             let out = exec.empty_like(cx.input(0))?;
             let flat = rows(&exec, out.clone())?;
-            exec.run(Kernel::Matmul { a: &g, b: &w, alpha: 1.0, accumulate: false, out: &flat })?;
+            exec.run(kernel::Matmul { a: &g, b: &w, alpha: 1.0, accumulate: false, out: &flat })?;
             cx.set(0, out);
         }
         Ok(())

@@ -53,7 +53,7 @@ impl OpRule for MaxIndex {
         let (x, kept) = (&inputs[0], self.kept(inputs[0].shape()));
         let values = exec.reshape(outputs[0].clone(), &kept)?;
         let indices = exec.reshape(outputs[1].clone(), &kept)?;
-        exec.run(Kernel::MaxIndex { x, dim: self.dim, values: &values, indices: &indices })
+        exec.run(kernel::MaxIndex { x, dim: self.dim, values: &values, indices: &indices })
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
@@ -66,7 +66,7 @@ impl OpRule for MaxIndex {
         let g = exec.reshape(cx.grad0(), &kept)?;
         let indices = exec.reshape(cx.saved(Slot::Out(1))?, &kept)?;
         let out = exec.empty_like(cx.input(0))?;
-        exec.run(Kernel::MaxIndexGrad { indices: &indices, g: &g, dim: self.dim, out: &out })?;
+        exec.run(kernel::MaxIndexGrad { indices: &indices, g: &g, dim: self.dim, out: &out })?;
         cx.set(0, out);
         Ok(())
     }

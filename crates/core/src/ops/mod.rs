@@ -4,9 +4,9 @@ mod backward;
 mod exec;
 mod sample;
 
-use crate::kernel::{BinaryFn, ReduceFn};
+use crate::kernel::{self, BinaryFn, ReduceFn};
 use crate::layout::Shape;
-use crate::{DType, Kernel, MemoryKind, Result, Tensor};
+use crate::{DType, MemoryKind, Result, Tensor};
 pub(crate) use backward::PassSource;
 pub use backward::{Backward, GradientSum};
 pub use exec::Exec;

@@ -100,9 +100,9 @@ fn cut(x: &Tensor, widths: &[(isize, isize)]) -> Result<Tensor> {
 
 /// out = value with x, cut where widths are negative, inside it where they are positive.
 fn copy_padded(exec: &Exec<'_>, x: &Tensor, out: &Tensor, widths: &[(isize, isize)], value: f64) -> Result<()> {
-    exec.run(Kernel::Fill { value, out })?;
+    exec.run(kernel::Fill { value, out })?;
     let inside: SmallVec<[(isize, isize); 4]> = widths.iter().map(|&(a, b)| (-a, -b)).collect();
-    exec.run(Kernel::Copy { x: &cut(x, widths)?, out: &cut(out, &inside)? })
+    exec.run(kernel::Copy { x: &cut(x, widths)?, out: &cut(out, &inside)? })
 }
 
 impl Var {

@@ -110,7 +110,7 @@ impl OpRule for MaxPool2d {
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
         let window = self.pool.window();
-        exec.run(Kernel::MaxPool { x: &inputs[0], window, out: &outputs[0], index: &outputs[1] })
+        exec.run(kernel::MaxPool { x: &inputs[0], window, out: &outputs[0], index: &outputs[1] })
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
@@ -120,7 +120,7 @@ impl OpRule for MaxPool2d {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
         let (exec, g, index) = (cx.exec(0), cx.grad0(), cx.saved(Slot::Out(1))?);
         let out = exec.empty_like(cx.input(0))?;
-        exec.run(Kernel::MaxPoolGrad { index: &index, g: &g, window: self.pool.window(), out: &out })?;
+        exec.run(kernel::MaxPoolGrad { index: &index, g: &g, window: self.pool.window(), out: &out })?;
         cx.set(0, out);
         Ok(())
     }
@@ -175,7 +175,7 @@ impl OpRule for AvgPool2d {
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
         let (window, divisor) = (self.pool.window(), self.divisor);
-        exec.run(Kernel::AvgPool { x: &inputs[0], window, divisor, out: &outputs[0] })
+        exec.run(kernel::AvgPool { x: &inputs[0], window, divisor, out: &outputs[0] })
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
@@ -185,7 +185,7 @@ impl OpRule for AvgPool2d {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<()> {
         let (exec, g) = (cx.exec(0), cx.grad0());
         let out = exec.empty_like(cx.input(0))?;
-        exec.run(Kernel::AvgPoolGrad { g: &g, window: self.pool.window(), divisor: self.divisor, out: &out })?;
+        exec.run(kernel::AvgPoolGrad { g: &g, window: self.pool.window(), divisor: self.divisor, out: &out })?;
         cx.set(0, out);
         Ok(())
     }

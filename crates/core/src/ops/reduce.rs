@@ -127,11 +127,11 @@ impl OpRule for ReduceOp {
         let x = &inputs[0];
         let out = exec.reshape(outputs[0].clone(), &self.kept(x.shape()))?;
         if self.f != Reduction::Mean {
-            return exec.run(Kernel::Reduce { f: self.f.kernel(), x, out: &out });
+            return exec.run(kernel::Reduce { f: self.f.kernel(), x, out: &out });
         }
         let (sum, f) = (exec.assemble(&out)?, UnaryFn::Scale(1.0 / self.count(x.shape()) as f64));
-        exec.run(Kernel::Reduce { f: ReduceFn::Sum, x, out: &sum })?;
-        exec.run(Kernel::Unary { f, x: &sum, out: &out })
+        exec.run(kernel::Reduce { f: ReduceFn::Sum, x, out: &sum })?;
+        exec.run(kernel::Unary { f, x: &sum, out: &out })
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
@@ -151,16 +151,16 @@ impl OpRule for ReduceOp {
                 // Scaled before it is repeated, while it is small.
                 let out = exec.replace(&g)?;
                 let f = UnaryFn::Scale(1.0 / self.count(shape) as f64);
-                exec.run(Kernel::Unary { f, x: &g, out: &out })?;
+                exec.run(kernel::Unary { f, x: &g, out: &out })?;
                 g = out;
                 g.expand(shape)?
             }
             Reduction::Of(f) => {
                 let x = cx.saved(Slot::In(0))?;
                 let y = exec.workspace(&kept, x.dtype().computed_in())?;
-                exec.run(Kernel::Reduce { f: f.in_grad(), x: &x, out: &y })?;
+                exec.run(kernel::Reduce { f: f.in_grad(), x: &x, out: &y })?;
                 let out = exec.empty(shape, g.dtype())?;
-                exec.run(Kernel::ReduceGrad { f, x: &x, y: &y, g: &g, out: &out })?;
+                exec.run(kernel::ReduceGrad { f, x: &x, y: &y, g: &g, out: &out })?;
                 out
             }
         };

@@ -46,7 +46,7 @@ impl OpRule for Repeat {
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
         let (once, repeated) = self.pairs(inputs[0].shape());
         let x = exec.reshape(inputs[0].clone(), &once)?.expand(&repeated)?;
-        exec.run(Kernel::Copy { x: &x, out: &exec.reshape(outputs[0].clone(), &repeated)? })
+        exec.run(kernel::Copy { x: &x, out: &exec.reshape(outputs[0].clone(), &repeated)? })
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {

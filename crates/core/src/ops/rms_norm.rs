@@ -41,7 +41,7 @@ impl OpRule for RmsNorm {
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
-        exec.run(Kernel::LayerNorm {
+        exec.run(kernel::LayerNorm {
             x: &inputs[0],
             weight: inputs.get(1),
             bias: None,
@@ -62,7 +62,7 @@ impl OpRule for RmsNorm {
         if self.weight && cx.needs(1) {
             let out = cx.exec(1).empty_like(cx.input(1))?;
             let (dweight, dbias) = (Some(&out), None);
-            cx.exec(1).run(Kernel::LayerNormParamGrad { x: &x, mean: None, rstd: &rstd, g: &g, dweight, dbias })?;
+            cx.exec(1).run(kernel::LayerNormParamGrad { x: &x, mean: None, rstd: &rstd, g: &g, dweight, dbias })?;
             cx.set(1, out);
         }
         if cx.needs(0) {
@@ -70,7 +70,7 @@ impl OpRule for RmsNorm {
             let weight = if self.weight { Some(cx.saved(Slot::In(1))?) } else { None };
             let out = exec.replace(&g)?;
             let (weight, rstd) = (weight.as_ref(), &rstd);
-            exec.run(Kernel::LayerNormGrad { x: &x, weight, mean: None, rstd, g: &g, out: &out })?;
+            exec.run(kernel::LayerNormGrad { x: &x, weight, mean: None, rstd, g: &g, out: &out })?;
             cx.set(0, out);
         }
         Ok(())

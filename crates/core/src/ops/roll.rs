@@ -70,7 +70,7 @@ impl OpRule for Roll {
 /// out = x shifted, block by block: each shift cuts a dimension in two.
 fn copy_rolled(exec: &Exec<'_>, x: &Tensor, out: &Tensor, shifts: &[(usize, usize)]) -> Result<()> {
     match *shifts {
-        [] => exec.run(Kernel::Copy { x, out }),
+        [] => exec.run(kernel::Copy { x, out }),
         [(_, 0), ref rest @ ..] => copy_rolled(exec, x, out, rest),
         [(d, shift), ref rest @ ..] => {
             let kept = x.shape()[d] - shift;

@@ -45,7 +45,7 @@ impl OpRule for ScanOp {
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
-        exec.run(Kernel::Scan { f: self.f, x: &inputs[0], dim: self.dim, out: &outputs[0] })
+        exec.run(kernel::Scan { f: self.f, x: &inputs[0], dim: self.dim, out: &outputs[0] })
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
@@ -57,11 +57,11 @@ impl OpRule for ScanOp {
         let out = if self.f == ScanFn::Prod {
             let x = cx.saved(Slot::In(0))?;
             let out = exec.empty(g.shape(), g.dtype())?;
-            exec.run(Kernel::CumprodGrad { x: &x, g: &g, dim, out: &out })?;
+            exec.run(kernel::CumprodGrad { x: &x, g: &g, dim, out: &out })?;
             out
         } else {
             let out = exec.replace(&g)?;
-            exec.run(Kernel::Scan { f: ScanFn::SumToEnd, x: &g, dim, out: &out })?;
+            exec.run(kernel::Scan { f: ScanFn::SumToEnd, x: &g, dim, out: &out })?;
             out
         };
         cx.set(0, out);

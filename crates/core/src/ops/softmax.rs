@@ -32,7 +32,7 @@ impl OpRule for Softmax {
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
-        exec.run(Kernel::Softmax { x: &inputs[0], out: &outputs[0] })
+        exec.run(kernel::Softmax { x: &inputs[0], out: &outputs[0] })
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
@@ -43,7 +43,7 @@ impl OpRule for Softmax {
         let (exec, g) = (cx.exec(0), cx.grad0());
         let y = cx.saved(Slot::Out(0))?;
         let out = exec.replace(&g)?;
-        exec.run(Kernel::SoftmaxGrad { y: &y, g: &g, out: &out })?;
+        exec.run(kernel::SoftmaxGrad { y: &y, g: &g, out: &out })?;
         cx.set(0, out);
         Ok(())
     }
@@ -94,7 +94,7 @@ impl OpRule for LogSoftmax {
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
-        exec.run(Kernel::LogSoftmax { x: &inputs[0], out: &outputs[0] })
+        exec.run(kernel::LogSoftmax { x: &inputs[0], out: &outputs[0] })
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
@@ -105,7 +105,7 @@ impl OpRule for LogSoftmax {
         let (exec, g) = (cx.exec(0), cx.grad0());
         let y = cx.saved(Slot::Out(0))?;
         let out = exec.replace(&g)?;
-        exec.run(Kernel::LogSoftmaxGrad { y: &y, g: &g, out: &out })?;
+        exec.run(kernel::LogSoftmaxGrad { y: &y, g: &g, out: &out })?;
         cx.set(0, out);
         Ok(())
     }

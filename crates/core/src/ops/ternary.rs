@@ -50,7 +50,7 @@ impl OpRule for TernaryOp {
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
         let shape = outputs[0].shape();
         let (a, b, c) = (inputs[0].expand(shape)?, inputs[1].expand(shape)?, inputs[2].expand(shape)?);
-        exec.run(Kernel::Ternary { f: self.0, a: &a, b: &b, c: &c, out: &outputs[0] })
+        exec.run(kernel::Ternary { f: self.0, a: &a, b: &b, c: &c, out: &outputs[0] })
     }
 
     fn saves(&self, needs: &[bool]) -> Saves {
@@ -74,8 +74,8 @@ impl OpRule for TernaryOp {
         for input in (0..3).rev().filter(|&i| cx.needs(i)).collect::<SmallVec<[usize; 3]>>() {
             let exec = cx.exec(input);
             let operand = |x: &Option<Tensor>| x.clone().expect("declared by saves for this gradient");
-            let unary = |f, x: &Tensor, out: &Tensor| exec.run(Kernel::Unary { f, x, out });
-            let binary = |f, a: &Tensor, b: &Tensor, out: &Tensor| exec.run(Kernel::Binary { f, a, b, out });
+            let unary = |f, x: &Tensor, out: &Tensor| exec.run(kernel::Unary { f, x, out });
+            let binary = |f, a: &Tensor, b: &Tensor, out: &Tensor| exec.run(kernel::Binary { f, a, b, out });
             if self.0 != TernaryFn::Lerp && input == 0 {
                 let grad = exec.sum_to(g.clone(), &cx.input(input).shape)?;
                 cx.set(input, grad);
@@ -109,7 +109,7 @@ impl OpRule for TernaryOp {
                 }
                 (TernaryFn::Addcdiv(value), _) => {
                     let (f, wide) = (TernaryFn::DivGradDivisor, wide()?);
-                    exec.run(Kernel::Ternary { f, a: &operand(&b), b: &operand(&c), c: &g, out: &wide })?;
+                    exec.run(kernel::Ternary { f, a: &operand(&b), b: &operand(&c), c: &g, out: &wide })?;
                     unary(UnaryFn::Scale(value), &wide, &out)?;
                 }
                 _ => unreachable!("infer takes no other function"),

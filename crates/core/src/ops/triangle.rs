@@ -15,7 +15,7 @@ pub struct Triangle {
 
 impl Triangle {
     fn apply_to(&self, exec: &Exec<'_>, x: &Tensor, out: &Tensor) -> Result<()> {
-        exec.run(Kernel::Triangle { x, upper: self.upper, diagonal: self.diagonal, value: 0.0, out })
+        exec.run(kernel::Triangle { x, upper: self.upper, diagonal: self.diagonal, value: 0.0, out })
     }
 }
 

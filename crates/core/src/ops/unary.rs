@@ -91,7 +91,7 @@ impl OpRule for UnaryOp {
     }
 
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
-        exec.run(Kernel::Unary { f: self.0, x: &inputs[0], out: &outputs[0] })
+        exec.run(kernel::Unary { f: self.0, x: &inputs[0], out: &outputs[0] })
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
@@ -103,7 +103,7 @@ impl OpRule for UnaryOp {
         // An affine function's derivative reads nothing; the kernel ignores the operand.
         let saved = if self.0.is_affine() { None } else { Some(cx.saved(self.slot())?) };
         let out = exec.replace(&g)?;
-        exec.run(Kernel::UnaryGrad { f: self.0, saved: saved.as_ref().unwrap_or(&g), g: &g, out: &out })?;
+        exec.run(kernel::UnaryGrad { f: self.0, saved: saved.as_ref().unwrap_or(&g), g: &g, out: &out })?;
         cx.set(0, out);
         Ok(())
     }

@@ -200,7 +200,7 @@ impl OpRule for Narrow {
         }
         let part = self.of(&sum.tensor)?;
         sum.zeroed(&exec)?;
-        exec.run(Kernel::Copy { x: &g, out: &part })
+        exec.run(kernel::Copy { x: &g, out: &part })
     }
     fn samples() -> Vec<Sample> {
         let x = SampleInput::random;
@@ -270,12 +270,12 @@ impl OpRule for Split {
         for (part, start, len) in self.parts() {
             let slice = sum.tensor.narrow(self.dim, start, len)?;
             match cx.grad(part) {
-                Some(g) if sum.is_new => exec.run(Kernel::Copy { x: &g, out: &slice })?,
+                Some(g) if sum.is_new => exec.run(kernel::Copy { x: &g, out: &slice })?,
                 Some(g) => exec.add_to(&slice, &g)?,
                 None if sum.is_new => {
                     let zero = exec.workspace(&[], slice.dtype())?;
-                    exec.run(Kernel::Fill { value: 0.0, out: &zero })?;
-                    exec.run(Kernel::Copy { x: &zero.expand(slice.shape())?, out: &slice })?;
+                    exec.run(kernel::Fill { value: 0.0, out: &zero })?;
+                    exec.run(kernel::Copy { x: &zero.expand(slice.shape())?, out: &slice })?;
                 }
                 None => {}
             }

@@ -32,7 +32,7 @@ impl OpRule for Where {
     fn forward(&self, exec: &Exec<'_>, inputs: &[Tensor], outputs: &[Tensor]) -> Result<()> {
         let shape = outputs[0].shape();
         let (cond, a, b) = (inputs[0].expand(shape)?, inputs[1].expand(shape)?, inputs[2].expand(shape)?);
-        exec.run(Kernel::Select { cond: &cond, a: &a, b: &b, out: &outputs[0] })
+        exec.run(kernel::Select { cond: &cond, a: &a, b: &b, out: &outputs[0] })
     }
 
     fn saves(&self, _needs: &[bool]) -> Saves {
@@ -43,13 +43,13 @@ impl OpRule for Where {
         let g = cx.grad0();
         let cond = cx.saved(Slot::In(0))?.expand(g.shape())?;
         let zero = cx.exec(1).workspace(&[], g.dtype())?;
-        cx.exec(1).run(Kernel::Fill { value: 0.0, out: &zero })?;
+        cx.exec(1).run(kernel::Fill { value: 0.0, out: &zero })?;
         let zero = zero.expand(g.shape())?;
         for (input, a, b) in [(1, &g, &zero), (2, &zero, &g)] {
             if cx.needs(input) {
                 let exec = cx.exec(input);
                 let out = exec.empty(g.shape(), g.dtype())?;
-                exec.run(Kernel::Select { cond: &cond, a, b, out: &out })?;
+                exec.run(kernel::Select { cond: &cond, a, b, out: &out })?;
                 let grad = exec.sum_to(out, &cx.input(input).shape)?;
                 cx.set(input, grad);
             }

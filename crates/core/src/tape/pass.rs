@@ -8,7 +8,7 @@ use super::value::{NodeKey, ValueKey};
 use super::{BackwardOptions, Gradients, ParameterId, Tape, Var};
 use crate::device::same_device;
 use crate::ops::{Op, Spec};
-use crate::{Device, Error, Kernel, MemoryKind, Moment, Result, Tensor};
+use crate::{Device, Error, MemoryKind, Moment, Result, Tensor, kernel};
 use slotmap::SecondaryMap;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashSet};
@@ -141,7 +141,7 @@ impl Tape {
             return Err(no_gradient(loss, reason));
         }
         let seed = Tensor::uninit(tensor.device(), tensor.shape(), tensor.dtype(), MemoryKind::Activation)?;
-        tensor.device().run(&Kernel::Fill { value: options.scale, out: &seed })?;
+        tensor.device().run(kernel::Fill { value: options.scale, out: &seed })?;
         drop(tensor);
         let (seeds, given) = (vec![(loss, seed)], Vec::new());
         self.backward_seeded(Start { seeds, given, retain: options.retain_graph, wanted })

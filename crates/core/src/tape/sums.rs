@@ -3,9 +3,9 @@
 use super::pass::Pass;
 use super::value::ValueKey;
 use super::{Gradients, ParameterId};
-use crate::kernel::BinaryFn;
+use crate::kernel::{self, BinaryFn};
 use crate::ops::{Exec, GradientSum, Op, Spec};
-use crate::{Contents, DType, Kernel, MemoryKind, Result, Tensor};
+use crate::{Contents, DType, MemoryKind, Result, Tensor};
 use smallvec::SmallVec;
 use std::rc::Rc;
 
@@ -52,7 +52,7 @@ impl Pass<'_> {
         let part = views.iter().rev().try_fold(whole.clone(), view);
         let covers = part.as_ref().is_some_and(Tensor::covers_storage);
         if is_new && !covers {
-            self.tape.exec(&self.device, MemoryKind::Activation).run(Kernel::Fill { value: 0.0, out: &whole })?;
+            self.tape.exec(&self.device, MemoryKind::Activation).run(kernel::Fill { value: 0.0, out: &whole })?;
             is_new = false;
         }
         match part {
@@ -74,7 +74,7 @@ impl Pass<'_> {
                 let own = exec.empty(&spec.shape, dtype)?;
                 own.storage().note_contents(Contents::Gradient(id));
                 if let Some(shared) = shared {
-                    exec.run(Kernel::Copy { x: &shared, out: &own })?;
+                    exec.run(kernel::Copy { x: &shared, out: &own })?;
                 }
                 own
             }
@@ -97,7 +97,7 @@ impl Pass<'_> {
         let exec = self.tape.exec(&self.device, if is_leaf { MemoryKind::Gradient } else { MemoryKind::Activation });
         let grad = exec.empty_like(&spec)?;
         grad.storage().note_contents(Contents::Gradient(id));
-        exec.run(Kernel::Copy { x: &sum, out: &grad })?;
+        exec.run(kernel::Copy { x: &sum, out: &grad })?;
         Ok(Some(grad))
     }
 
@@ -170,6 +170,6 @@ fn add_in(exec: &Exec<'_>, dtype: DType, sum: Tensor, more: Tensor) -> Result<Te
         return exec.accumulate(sum, more);
     }
     let out = if sum.dtype() == dtype { exec.replace(&sum)? } else { exec.empty(sum.shape(), dtype)? };
-    exec.run(Kernel::Binary { f: BinaryFn::Add, a: &sum, b: &more, out: &out })?;
+    exec.run(kernel::Binary { f: BinaryFn::Add, a: &sum, b: &more, out: &out })?;
     Ok(out)
 }

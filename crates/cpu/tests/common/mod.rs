@@ -1,7 +1,7 @@
 //! What the tests share: tensors from f64 values in every kind of view, poisoned outputs, comparisons.
 #![allow(dead_code)]
 
-use retape_core::kernel::RandomStream;
+use retape_core::kernel::{self, RandomStream};
 use retape_core::{DType, Device, Kernel, MemoryKind, Tensor};
 
 pub const FLOATS: [DType; 2] = [DType::F32, DType::F64];
@@ -11,8 +11,8 @@ pub fn device(threads: usize) -> Device {
     retape_cpu::device_with_threads(threads).unwrap()
 }
 
-pub fn run(device: &Device, kernel: Kernel<'_>) {
-    device.run(&kernel).unwrap();
+pub fn run<'a>(device: &Device, kernel: impl Into<Kernel<'a>>) {
+    device.run(kernel).unwrap();
 }
 
 /// The workspace of a scatter-add.
@@ -36,7 +36,7 @@ pub fn values(n: usize, seed: u64) -> Vec<f64> {
 pub fn tensor(device: &Device, dtype: DType, shape: &[usize], values: &[f64]) -> Tensor {
     let (x, out) =
         (Tensor::from_slice(device, shape, values), Tensor::uninit(device, shape, dtype, MemoryKind::Input).unwrap());
-    run(device, Kernel::Copy { x: &x.unwrap(), out: &out });
+    run(device, kernel::Copy { x: &x.unwrap(), out: &out });
     out
 }
 
@@ -49,7 +49,7 @@ pub fn views(device: &Device, dtype: DType, shape: &[usize], values: &[f64]) -> 
     let padded: Vec<usize> = shape.iter().map(|n| n + 2).collect();
     let nan = Tensor::full(device, &padded, dtype, f64::NAN).unwrap();
     let inside = shape.iter().enumerate().fold(nan, |t, (d, &n)| t.narrow(d, 1, n).unwrap());
-    run(device, Kernel::Copy { x: &plain, out: &inside });
+    run(device, kernel::Copy { x: &plain, out: &inside });
     vec![plain, turned, inside]
 }
 

@@ -1,6 +1,6 @@
 use crate::{Scratch, gradients, parameter};
 use approx::assert_relative_eq;
-use retape_core::{BackwardOptions, DType, Device, Gradients, Kernel, MemoryKind, Tape, Tensor, meta};
+use retape_core::{BackwardOptions, DType, Device, Gradients, MemoryKind, Tape, Tensor, kernel, meta};
 use retape_nn::checkpoint::{Cast, load_parameters, load_training, save_parameters, save_training};
 use retape_nn::{AdamW, AdamWConfig, Error, Parameter, ParameterGroup};
 
@@ -309,8 +309,8 @@ fn the_kernel_checks_its_operands() {
     let (device, other) = (retape_cpu::device(), retape_cpu::device());
     let t = |shape: &[usize], dtype| Tensor::full(&device, shape, dtype, 1.0).unwrap();
     let run = |p: &Tensor, [g, m, v]: [&Tensor; 3]| {
-        let kernel = Kernel::AdamW { p, g, m, v, step: 1, config: PLAIN, grad_scale: 1.0 };
-        device.run(&kernel).unwrap_err().to_string()
+        let kernel = kernel::AdamW { p, g, m, v, step: 1, config: PLAIN, grad_scale: 1.0 };
+        device.run(kernel).unwrap_err().to_string()
     };
     let p = t(&[4], DType::F32);
     let foreign = Tensor::full(&other, &[4], DType::F32, 1.0).unwrap();

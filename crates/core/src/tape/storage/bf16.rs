@@ -6,7 +6,7 @@
 use super::{PackedParts, StorageFormat};
 use crate::kernel::RandomStream;
 use crate::ops::{Exec, Spec};
-use crate::{DType, Error, Kernel, MemoryKind, Result, Tensor};
+use crate::{DType, Error, MemoryKind, Result, Tensor, kernel};
 use smallvec::smallvec;
 
 /// Two bytes an element. A value that is of 16 bits already is stored as it is.
@@ -37,10 +37,10 @@ impl StorageFormat for Bf16 {
 
     fn pack(&self, exec: &Exec<'_>, tensor: &Tensor, _stream: Option<RandomStream>) -> Result<PackedParts> {
         let half = exec.empty(tensor.shape(), DType::BF16)?;
-        exec.run(Kernel::Copy { x: tensor, out: &half })?;
+        exec.run(kernel::Copy { x: tensor, out: &half })?;
         // No square of a bf16 number is beyond f64, nor is a sum of 2^60 of them.
         let norm = Tensor::uninit(tensor.device(), &[], DType::F64, MemoryKind::Workspace)?;
-        exec.run(Kernel::SquaredNorm { x: &half, out: &norm })?;
+        exec.run(kernel::SquaredNorm { x: &half, out: &norm })?;
         if norm.device().computes() && !norm.item()?.is_finite() {
             return Err(Error::NonFinite { path: String::new(), op: "", format: self.name() });
         }
@@ -49,7 +49,7 @@ impl StorageFormat for Bf16 {
 
     fn unpack(&self, exec: &Exec<'_>, parts: &[Tensor], spec: &Spec) -> Result<Tensor> {
         let out = exec.empty_like(spec)?;
-        exec.run(Kernel::Copy { x: &parts[0], out: &out })?;
+        exec.run(kernel::Copy { x: &parts[0], out: &out })?;
         Ok(out)
     }
 

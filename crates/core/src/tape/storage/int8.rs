@@ -9,13 +9,13 @@ use super::{PackedParts, StorageFormat};
 use crate::kernel::RandomStream;
 use crate::layout::Shape;
 use crate::ops::{Exec, Spec};
-use crate::{DType, Error, Kernel, Mark, Result, Tensor};
+use crate::{DType, Error, Mark, Result, Tensor, kernel};
 use smallvec::smallvec;
 
 /// How a value is stored as int8: symmetric, one scale per `group` consecutive elements of the last dimension. The
 /// scale is their largest magnitude: f32, and f64 for f64. Bytes: one per element and four (eight) per group, 1.0625
 /// per element at 64. A stored element is within half a step of the true one; a step is the scale / 127. See
-/// [`Kernel::Quantize`](crate::Kernel).
+/// [`Quantize`](crate::kernel::Quantize).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 pub struct Int8Spec {
     /// Elements per scale, at least 1.
@@ -120,7 +120,7 @@ impl StorageFormat for Int8Spec {
         let rounding = stream.filter(|_| self.randomness().is_some());
         let q = exec.empty(tensor.shape(), DType::U8)?;
         let scales = exec.empty_like(&self.scales(&Spec::of(tensor)))?;
-        exec.run(Kernel::Quantize { x: tensor, group: self.group, rounding, q: &q, scales: &scales })?;
+        exec.run(kernel::Quantize { x: tensor, group: self.group, rounding, q: &q, scales: &scales })?;
         if scales.device().computes() && has_nan(&scales)? {
             return Err(Error::NonFinite { path: String::new(), op: "", format: self.name() });
         }
@@ -129,7 +129,7 @@ impl StorageFormat for Int8Spec {
 
     fn unpack(&self, exec: &Exec<'_>, parts: &[Tensor], spec: &Spec) -> Result<Tensor> {
         let out = exec.empty_like(spec)?;
-        exec.run(Kernel::Dequantize { q: &parts[0], scales: &parts[1], group: self.group, out: &out })?;
+        exec.run(kernel::Dequantize { q: &parts[0], scales: &parts[1], group: self.group, out: &out })?;
         Ok(out)
     }
 
