@@ -5,6 +5,7 @@
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters};
 use crate::indexing::{line_team, others};
+use crate::numbers;
 use retape_core::kernel::ScanFn as Fold;
 use retape_core::{Result, Tensor};
 
@@ -57,9 +58,9 @@ pub(crate) fn scan(gpu: &Gpu, f: Fold, x: &Tensor, dim: usize, out: &Tensor) -> 
     let (across, length, team) = (others(x, dim), x.shape()[dim], line_team(x, dim));
     let lines = x.len() / length;
     let fold = match f {
-        Fold::Sum => 0,
-        Fold::SumToEnd => 1,
-        Fold::Prod => 2,
+        Fold::Sum => numbers::scan::SUM,
+        Fold::SumToEnd => numbers::scan::SUM_TO_END,
+        Fold::Prod => numbers::scan::PROD,
     };
     let p = ScanFn {
         x_others: arg(x, &across)?,
