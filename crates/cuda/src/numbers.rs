@@ -5,7 +5,7 @@
 // Written by build.rs: a module for each of its `ENUMS`.
 include!(concat!(env!("OUT_DIR"), "/numbers.rs"));
 
-/// Fails the build where a table of functions and the enum of their kernel differ in names or order. `LogSigmoid` is
+/// Whether a table of functions and the enum of their kernel have the same names in the same order. `LogSigmoid` is
 /// `LOG_SIGMOID` there.
 pub(crate) const fn agree(variants: &[&str], names: &[&str]) -> bool {
     let mut i = 0;
