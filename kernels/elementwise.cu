@@ -1,11 +1,11 @@
-// Elementwise functions and their gradients, as retape_core::kernel names and defines them. The numbers of the functions are
-// those of crates/cuda/src/elementwise.rs.
+// Elementwise functions and their gradients, as retape_core::kernel names and defines them. The enums list them in the
+// order of crates/core/src/kernel/functions.rs: crates/cuda doesn't build otherwise.
 #include "map.cuh"
 #include "scalar.cuh"
 
 enum Unary : int32_t {
-    NEG, SCALE, SHIFT, EXP, LOG, SQRT, RSQRT, RECIPROCAL, SQUARE, ABS, TANH, SIGMOID, RELU, SILU, GELU, GELU_TANH, SIN, COS,
-    LOG1P, EXPM1, ERF, SOFTPLUS, LOG_SIGMOID, LEAKY_RELU, ELU, CLAMP, POW, POW_BASE,
+    NEG, SCALE, SHIFT, EXP, LOG, SQRT, RSQRT, RECIPROCAL, SQUARE, ABS, TANH, SIGMOID, RELU, SILU, GELU, GELU_TANH,
+    SIN, COS, LOG1P, EXPM1, ERF, SOFTPLUS, LOG_SIGMOID, LEAKY_RELU, ELU, CLAMP, POW, POW_BASE,
 };
 
 // gelu's tanh form as x sigmoid(2u) with u = sqrt(2/pi) (x + 0.044715 x^3): the factor, and 2u'.
@@ -56,7 +56,7 @@ struct UnaryForward {
 };
 MAP_KERNEL(unary, 1, UnaryForward)
 
-// y = g f', where a is g, and b is f(x) or x as `Unary::grad_reads_output` says; the derivatives are those listed there.
+// y = g f', where a is g, and b is f(x) or x as `UnaryFn::grad_reads_output` says; the derivatives are those of the table.
 template <class C>
 struct UnaryBackward {
     const Map& p;
@@ -110,10 +110,9 @@ struct UnaryBackward {
 };
 MAP_KERNEL(unary_grad, 2, UnaryBackward)
 
-enum Binary : int32_t { ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM, POWER };
-
 template <class C>
 struct BinaryForward {
+    enum Binary : int32_t { ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM, POW };
     const Map& p;
     template <int W>
     DEVICE void operator()(const C (&x)[2][W], C (&y)[W]) const {
@@ -124,7 +123,7 @@ struct BinaryForward {
             case DIV: MAP2(a / b);
             case MAXIMUM: MAP2(larger(a, b));
             case MINIMUM: MAP2(smaller(a, b));
-            default: MAP2(pow(a, b));
+            default: MAP2(pow(a, b));  // POW
         }
     }
 };

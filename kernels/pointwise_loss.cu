@@ -1,6 +1,5 @@
-// Elementwise losses and their derivatives, as retape_core::kernel::Loss gives them. The numbers of the losses are those of
-// crates/cuda/src/pointwise_loss.rs. Operands: a is x, b the target, c the weight of the positives (all ones where there is
-// none), d the gradient.
+// Elementwise losses and their derivatives, as retape_core::kernel::LossFn gives them. Operands: a is x, b the target, c
+// the weight of the positives (all ones where there is none), d the gradient.
 #include "map.cuh"
 #include "scalar.cuh"
 

@@ -1,5 +1,7 @@
 //! Compiles kernels/*.cu and embeds their images, where there is an nvcc: the environment's `NVCC`, what
 //! scripts/install-nvcc.sh has put into `.cuda`, or one on the path. Without one the crate builds all the same.
+//!
+//! Also reads the enums by which kernels number their functions, so that Rust knows the numbers by the same names.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,6 +10,19 @@ use std::{env, fs};
 /// GPUs with code of their own, then the oldest that later ones may be compiled for at run time.
 const TARGETS: [&str; 3] =
     ["arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_80,code=compute_80"];
+
+/// Enums of kernels/ that launches take numbers from, and the modules of these numbers in src/numbers.rs.
+const ENUMS: [(&str, &str, &str); 9] = [
+    ("elementwise.cu", "Unary", "unary"),
+    ("elementwise.cu", "Binary", "binary"),
+    ("elementwise.cu", "Ternary", "ternary"),
+    ("elementwise.cu", "ClampInput", "clamp"),
+    ("pointwise_loss.cu", "Loss", "loss"),
+    ("reduce.cu", "Kind", "reduce"),
+    ("scan.cu", "Fold", "scan"),
+    ("window.cu", "Divisor", "divisor"),
+    ("cross_entropy.cu", "Reduction", "reduction"),
+];
 
 fn main() {
     let root = Path::new(&env::var("CARGO_MANIFEST_DIR").unwrap()).join("../..");
@@ -31,6 +46,21 @@ fn main() {
     let text =
         format!("static FILES: &[&str] = &{files:?};\nstatic EMBEDDED: Option<&[(&str, &[u8])]> = {embedded};\n");
     fs::write(out.join("embedded.rs"), text).unwrap();
+    let numbers: String = ENUMS.iter().map(|(file, name, module)| enum_module(&kernels, file, name, module)).collect();
+    fs::write(out.join("numbers.rs"), numbers).unwrap();
+}
+
+/// A module with the enum's numbers as constants, and `NAMES`, the enum's list.
+fn enum_module(kernels: &Path, file: &str, name: &str, module: &str) -> String {
+    let source = fs::read_to_string(kernels.join(file)).expect("a source file");
+    let body = source.split_once(&format!("enum {name} : int32_t {{")).and_then(|(_, rest)| rest.split_once('}'));
+    let (body, _) = body.unwrap_or_else(|| panic!("kernels/{file} has no `enum {name} : int32_t {{ .. }}`"));
+    let names: Vec<&str> = body.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    let plain = |name: &&str| name.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_');
+    assert!(names.iter().all(plain), "enum {name} of kernels/{file} must be a plain list of names, got {names:?}");
+    let constant = |(i, name): (usize, &&str)| format!("    pub const {name}: i32 = {i};\n");
+    let constants: String = names.iter().enumerate().map(constant).collect();
+    format!("pub mod {module} {{\n{constants}    pub const NAMES: &[&str] = &{names:?};\n}}\n")
 }
 
 fn image_path(out: &Path, file: &str) -> PathBuf {

@@ -6,6 +6,7 @@ pub mod casts;
 pub mod choices;
 pub mod conformance;
 pub mod far;
+pub mod functions;
 pub mod fuzz;
 pub mod gpt_curve;
 pub mod grown;

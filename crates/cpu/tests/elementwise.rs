@@ -1,99 +1,20 @@
 //! Elementwise kernels, copies and random numbers against plain f64 arithmetic.
 
 mod common;
+#[allow(dead_code)] // what other tests use
+#[path = "../../../tests/src/functions.rs"]
+mod functions;
+
 use common::*;
+use functions::{slope, value, value_of_two};
 use retape_core::kernel::{self, AdamWConfig, BinaryFn, RandomStream, UnaryFn};
 use retape_core::{DType, Error, MemoryKind, Tensor};
+use std::ops::Range;
 
-const UNARY: [UnaryFn; 28] = [
-    UnaryFn::Neg,
-    UnaryFn::Scale(1.5),
-    UnaryFn::Shift(-0.25),
-    UnaryFn::Exp,
-    UnaryFn::Log,
-    UnaryFn::Sqrt,
-    UnaryFn::Rsqrt,
-    UnaryFn::Reciprocal,
-    UnaryFn::Square,
-    UnaryFn::Abs,
-    UnaryFn::Tanh,
-    UnaryFn::Sigmoid,
-    UnaryFn::Relu,
-    UnaryFn::Silu,
-    UnaryFn::Gelu,
-    UnaryFn::GeluTanh,
-    UnaryFn::Sin,
-    UnaryFn::Cos,
-    UnaryFn::Log1p,
-    UnaryFn::Expm1,
-    UnaryFn::Erf,
-    UnaryFn::Softplus { beta: 1.5, threshold: 1.0 },
-    UnaryFn::LogSigmoid,
-    UnaryFn::LeakyRelu(0.1),
-    UnaryFn::Elu(0.7),
-    UnaryFn::Clamp { low: -0.5, high: 0.7 },
-    UnaryFn::Pow(2.5),
-    UnaryFn::PowBase(1.7),
-];
-
-fn sigmoid(x: f64) -> f64 {
-    1.0 / (1.0 + (-x).exp())
-}
-
-fn cdf(x: f64) -> f64 {
-    0.5 * libm::erfc(-x / std::f64::consts::SQRT_2)
-}
-
-/// f(x) and f'(x), written from their definitions.
-fn reference(f: UnaryFn, x: f64) -> (f64, f64) {
-    let c = (2.0 / std::f64::consts::PI).sqrt();
-    match f {
-        UnaryFn::Neg => (-x, -1.0),
-        UnaryFn::Scale(c) => (c * x, c),
-        UnaryFn::Shift(c) => (x + c, 1.0),
-        UnaryFn::Exp => (x.exp(), x.exp()),
-        UnaryFn::Log => (x.ln(), 1.0 / x),
-        UnaryFn::Sqrt => (x.sqrt(), 0.5 / x.sqrt()),
-        UnaryFn::Rsqrt => (1.0 / x.sqrt(), -0.5 * x.powf(-1.5)),
-        UnaryFn::Reciprocal => (1.0 / x, -1.0 / (x * x)),
-        UnaryFn::Square => (x * x, 2.0 * x),
-        UnaryFn::Abs => (x.abs(), if x == 0.0 { 0.0 } else { x.signum() }),
-        UnaryFn::Tanh => (x.tanh(), 1.0 - x.tanh().powi(2)),
-        UnaryFn::Sigmoid => (sigmoid(x), sigmoid(x) * (1.0 - sigmoid(x))),
-        UnaryFn::Relu => (x.max(0.0), if x > 0.0 { 1.0 } else { 0.0 }),
-        UnaryFn::Silu => (x * sigmoid(x), sigmoid(x) * (1.0 + x * (1.0 - sigmoid(x)))),
-        UnaryFn::Gelu => (x * cdf(x), cdf(x) + x * (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt()),
-        UnaryFn::GeluTanh => {
-            let t = (c * (x + 0.044715 * x.powi(3))).tanh();
-            let slope = c * (1.0 + 3.0 * 0.044715 * x * x);
-            (0.5 * x * (1.0 + t), 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * slope)
-        }
-        UnaryFn::Sin => (x.sin(), x.cos()),
-        UnaryFn::Cos => (x.cos(), -x.sin()),
-        UnaryFn::Log1p => ((1.0 + x).ln(), 1.0 / (1.0 + x)),
-        UnaryFn::Expm1 => (x.exp_m1(), x.exp()),
-        UnaryFn::Erf => (libm::erf(x), std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp()),
-        UnaryFn::Softplus { beta, threshold } if beta * x > threshold => (x, 1.0),
-        UnaryFn::Softplus { beta, .. } => ((1.0 + (beta * x).exp()).ln() / beta, sigmoid(beta * x)),
-        UnaryFn::LogSigmoid => (sigmoid(x).ln(), sigmoid(-x)),
-        UnaryFn::LeakyRelu(c) => {
-            if x > 0.0 {
-                (x, 1.0)
-            } else {
-                (c * x, c)
-            }
-        }
-        UnaryFn::Elu(a) => {
-            if x > 0.0 {
-                (x, 1.0)
-            } else {
-                (a * x.exp_m1(), a * x.exp())
-            }
-        }
-        UnaryFn::Clamp { low, high } => (x.clamp(low, high), if low < x && x < high { 1.0 } else { 0.0 }),
-        UnaryFn::Pow(c) => (x.powf(c), c * x.powf(c - 1.0)),
-        UnaryFn::PowBase(c) => (c.powf(x), c.powf(x) * c.ln()),
-    }
+/// Numbers that f32 holds, spread over a range.
+fn spread(values: Vec<f64>, over: Range<f64>) -> Vec<f64> {
+    let place = |x: f64| over.start + (x / 4.0 + 0.5) * (over.end - over.start);
+    values.into_iter().map(|x| f64::from(place(x) as f32)).collect()
 }
 
 const SHAPES: [&[usize]; 8] = [&[], &[1], &[0], &[3, 0, 2], &[5, 7], &[2, 3, 1, 5, 4], &[65], &[3, 200]];
@@ -101,15 +22,15 @@ const SHAPES: [&[usize]; 8] = [&[], &[1], &[0], &[3, 0, 2], &[5, 7], &[2, 3, 1, 
 #[test]
 fn unary_and_gradient() {
     let device = device(2);
-    for (dtype, f, shape) in FLOATS.iter().flat_map(|&d| UNARY.iter().flat_map(move |&f| SHAPES.map(|s| (d, f, s)))) {
+    let functions = UnaryFn::ALL.concat();
+    let each = || functions.iter().flat_map(|&f| SHAPES.map(|shape| (f, shape)));
+    for (dtype, (f, shape)) in FLOATS.iter().flat_map(|&dtype| each().map(move |case| (dtype, case))) {
         let n = shape.iter().product();
-        let positive = f == UnaryFn::Pow(2.5)
-            || matches!(f, UnaryFn::Log | UnaryFn::Log1p | UnaryFn::Sqrt | UnaryFn::Rsqrt | UnaryFn::Reciprocal);
-        let x: Vec<f64> = values(n, 1).into_iter().map(|x| if positive { x.abs() + 0.125 } else { x }).collect();
+        let x = spread(values(n, 1), f.domain());
         let g = values(n, 2);
-        let saved: Vec<f64> = x.iter().map(|&x| if f.grad_reads_output() { reference(f, x).0 } else { x }).collect();
-        let want: Vec<f64> = x.iter().map(|&x| reference(f, x).0).collect();
-        let want_grad: Vec<f64> = x.iter().zip(&g).map(|(&x, g)| g * reference(f, x).1).collect();
+        let want: Vec<f64> = x.iter().map(|&x| value(f, x)).collect();
+        let saved = if f.grad_reads_output() { want.clone() } else { x.clone() };
+        let want_grad: Vec<f64> = saved.iter().zip(&g).map(|(&saved, g)| g * slope(f, saved)).collect();
         let what = format!("{f:?} {dtype}{shape:?}");
         for x in views(&device, dtype, shape, &x) {
             let out = poisoned(&device, dtype, shape);
@@ -180,33 +101,10 @@ fn limits_and_kinks() {
 fn binary_broadcast_and_ties() {
     let device = device(2);
     for dtype in FLOATS {
-        let (a, b) = (values(3 * 70, 1), values(70, 2));
-        for f in [
-            BinaryFn::Add,
-            BinaryFn::Sub,
-            BinaryFn::Mul,
-            BinaryFn::Div,
-            BinaryFn::Maximum,
-            BinaryFn::Minimum,
-            BinaryFn::Pow,
-        ] {
-            let a: Vec<f64> = if f == BinaryFn::Pow { a.iter().map(|a| a.abs()).collect() } else { a.clone() };
-            let want: Vec<f64> = a
-                .iter()
-                .enumerate()
-                .map(|(i, &a)| {
-                    let b = b[i % 70];
-                    match f {
-                        BinaryFn::Add => a + b,
-                        BinaryFn::Sub => a - b,
-                        BinaryFn::Mul => a * b,
-                        BinaryFn::Div => a / b,
-                        BinaryFn::Maximum => a.max(b),
-                        BinaryFn::Minimum => a.min(b),
-                        BinaryFn::Pow => a.powf(b),
-                    }
-                })
-                .collect();
+        for f in BinaryFn::ALL.concat() {
+            let [of_a, of_b] = f.domain();
+            let (a, b) = (spread(values(3 * 70, 1), of_a), spread(values(70, 2), of_b));
+            let want: Vec<f64> = a.iter().zip(b.iter().cycle()).map(|(&a, &b)| value_of_two(f, a, b)).collect();
             for (a, b) in views(&device, dtype, &[3, 70], &a).iter().zip(views(&device, dtype, &[70], &b)) {
                 let (out, b) = (poisoned(&device, dtype, &[3, 70]), b.expand(&[3, 70]).unwrap());
                 run(&device, kernel::Binary { f, a, b: &b, out: &out });

@@ -6,6 +6,7 @@
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters, Workspace};
 use crate::indices::{self, Allowed, Bad, CHECK_BYTES};
+use crate::numbers;
 use crate::rows::{FOLD_BYTES, RowPlan, WARPS, extent};
 use retape_core::kernel::{self, ClassScores, LossReduction};
 use retape_core::{Error, Result, Tensor};
@@ -95,9 +96,9 @@ impl ScoresArg {
         let in_rows = if given { target } else { TensorArg::ABSENT };
         let plan = RowPlan::new(rows, width, &[&logits, &weight, &in_rows, out.unwrap_or(&TensorArg::ABSENT)]);
         let reduction = match spec.reduction {
-            LossReduction::None => 0,
-            LossReduction::Sum => 1,
-            LossReduction::Mean => 2,
+            LossReduction::None => numbers::reduction::EACH,
+            LossReduction::Sum => numbers::reduction::SUM,
+            LossReduction::Mean => numbers::reduction::MEAN,
         };
         let (keep, spread) = (1.0 - spec.smoothing, spec.smoothing / width as f64);
         let (ignore, given) = (spec.ignore, given.into());

@@ -24,6 +24,7 @@ mod kernels;
 mod map;
 mod matmul;
 mod norm;
+mod numbers;
 mod optimizer;
 mod pointwise_loss;
 mod quantize;

@@ -28,10 +28,6 @@ pub(crate) struct Function {
 }
 
 impl Function {
-    pub fn new(number: i32) -> Function {
-        Function { number, constants: [0.0; 2] }
-    }
-
     pub fn with(number: i32, first: f64, second: f64) -> Function {
         Function { number, constants: [first, second] }
     }

@@ -1,19 +1,20 @@
-//! Elementwise losses and their derivatives: kernels/pointwise_loss.cu, where the losses have these numbers.
+//! Elementwise losses and their derivatives: kernels/pointwise_loss.cu.
 
 use crate::device::Gpu;
 use crate::map::{Function, map};
+use crate::numbers;
 use retape_core::Result;
 use retape_core::kernel::{self, LossFn};
 
 fn number(f: LossFn) -> (i32, f64) {
     match f {
-        LossFn::Squared => (0, 0.0),
-        LossFn::Absolute => (1, 0.0),
-        LossFn::SmoothL1(beta) => (2, beta),
-        LossFn::Huber(delta) => (3, delta),
-        LossFn::KlDivergence => (4, 0.0),
-        LossFn::KlDivergenceLog => (5, 0.0),
-        LossFn::BinaryLogits => (6, 0.0),
+        LossFn::Squared => (numbers::loss::SQUARED, 0.0),
+        LossFn::Absolute => (numbers::loss::ABSOLUTE, 0.0),
+        LossFn::SmoothL1(beta) => (numbers::loss::SMOOTH_L1, beta),
+        LossFn::Huber(delta) => (numbers::loss::HUBER, delta),
+        LossFn::KlDivergence => (numbers::loss::KL_DIVERGENCE, 0.0),
+        LossFn::KlDivergenceLog => (numbers::loss::KL_DIVERGENCE_LOG, 0.0),
+        LossFn::BinaryLogits => (numbers::loss::BINARY_LOGITS, 0.0),
     }
 }
 

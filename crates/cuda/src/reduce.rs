@@ -6,6 +6,7 @@
 
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters};
+use crate::numbers::reduce::*;
 use crate::rows::{FOLD_BYTES, PACK, RowPlan, has_packed_rows};
 use crate::scan;
 use retape_core::kernel::{self, ReduceFn};
@@ -22,45 +23,45 @@ const ROWS: usize = 64;
 /// Blocks that groups and rows are cut for.
 const BLOCKS: usize = 512;
 
-/// The twin of `Kind` in kernels/reduce.cu, and the number that goes with it.
+/// One of `Kind` in kernels/reduce.cu, and the number that goes with it.
 #[derive(Debug, Clone, Copy)]
 struct Kind(i32, f64);
 
 impl Kind {
-    const SQUARES: Kind = Kind(13, 0.0);
+    const SQUARES: Kind = Kind(SQUARES, 0.0);
 
     fn of(f: ReduceFn) -> Kind {
         match f {
-            ReduceFn::Sum => Kind(0, 0.0),
-            ReduceFn::Max => Kind(1, 0.0),
-            ReduceFn::Min => Kind(2, 0.0),
-            ReduceFn::Prod => Kind(3, 0.0),
-            ReduceFn::LogSumExp => Kind(4, 0.0),
-            ReduceFn::Var { correction } => Kind(5, correction),
-            ReduceFn::Std { correction } => Kind(6, correction),
-            ReduceFn::Norm { ord: 0.0 } => Kind(7, 0.0),
-            ReduceFn::Norm { ord: 1.0 } => Kind(8, 0.0),
-            ReduceFn::Norm { ord: 2.0 } => Kind(9, 0.0),
-            ReduceFn::Norm { ord: f64::INFINITY } => Kind(11, 0.0),
-            ReduceFn::Norm { ord: f64::NEG_INFINITY } => Kind(12, 0.0),
-            ReduceFn::Norm { ord } => Kind(10, ord),
+            ReduceFn::Sum => Kind(SUM, 0.0),
+            ReduceFn::Max => Kind(MAX, 0.0),
+            ReduceFn::Min => Kind(MIN, 0.0),
+            ReduceFn::Prod => Kind(PROD, 0.0),
+            ReduceFn::LogSumExp => Kind(LOG_SUM_EXP, 0.0),
+            ReduceFn::Var { correction } => Kind(VAR, correction),
+            ReduceFn::Std { correction } => Kind(STD, correction),
+            ReduceFn::Norm { ord: 0.0 } => Kind(COUNT, 0.0),
+            ReduceFn::Norm { ord: 1.0 } => Kind(NORM_1, 0.0),
+            ReduceFn::Norm { ord: 2.0 } => Kind(NORM_2, 0.0),
+            ReduceFn::Norm { ord: f64::INFINITY } => Kind(NORM_MAX, 0.0),
+            ReduceFn::Norm { ord: f64::NEG_INFINITY } => Kind(NORM_MIN, 0.0),
+            ReduceFn::Norm { ord } => Kind(NORM, ord),
         }
     }
     fn is_plain(self) -> bool {
-        self.0 < 4
+        matches!(self.0, SUM | MAX | MIN | PROD)
     }
     /// Those of two passes, and norms whose sum of powers f64 may not hold.
     fn takes_two_passes(self, x: &Tensor) -> bool {
         let powers = match self.0 {
-            9 => 2.0,
-            10 => self.1.abs(),
+            NORM_2 => 2.0,
+            NORM => self.1.abs(),
             _ => 0.0,
         };
-        (4..7).contains(&self.0) || powers > if x.dtype() == DType::F64 { 0.0 } else { 6.0 }
+        matches!(self.0, LOG_SUM_EXP | VAR | STD) || powers > if x.dtype() == DType::F64 { 0.0 } else { 6.0 }
     }
     /// Whose gradient needs a number for each group.
     fn needs_stat(self) -> bool {
-        matches!(self.0, 1 | 2 | 4..=6 | 9..=12)
+        matches!(self.0, MAX | MIN | LOG_SUM_EXP | VAR | STD | NORM_2 | NORM | NORM_MAX | NORM_MIN)
     }
 }
 

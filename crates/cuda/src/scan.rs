@@ -5,6 +5,7 @@
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters};
 use crate::indexing::{line_team, others};
+use crate::numbers;
 use retape_core::kernel::{self, ScanFn};
 use retape_core::{Result, Tensor};
 
@@ -58,9 +59,9 @@ pub(crate) fn scan(gpu: &Gpu, k: &kernel::Scan<'_>) -> Result<()> {
     let (across, length, team) = (others(x, dim), x.shape()[dim], line_team(x, dim));
     let lines = x.len() / length;
     let fold = match f {
-        ScanFn::Sum => 0,
-        ScanFn::SumToEnd => 1,
-        ScanFn::Prod => 2,
+        ScanFn::Sum => numbers::scan::SUM,
+        ScanFn::SumToEnd => numbers::scan::SUM_TO_END,
+        ScanFn::Prod => numbers::scan::PROD,
     };
     let p = Scan {
         x_others: arg(x, &across)?,

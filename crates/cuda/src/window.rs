@@ -2,6 +2,7 @@
 
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters};
+use crate::numbers;
 use retape_core::kernel::{self, PoolDivisor, Window};
 use retape_core::{Result, Tensor};
 
@@ -80,9 +81,9 @@ fn pool(
     divisor: PoolDivisor,
 ) -> Result<Pool> {
     let (divisor, fixed) = match divisor {
-        PoolDivisor::Inside => (0, 0.0),
-        PoolDivisor::Padded => (1, 0.0),
-        PoolDivisor::Fixed(n) => (2, n as f64),
+        PoolDivisor::Inside => (numbers::divisor::INSIDE, 0.0),
+        PoolDivisor::Padded => (numbers::divisor::PADDED, 0.0),
+        PoolDivisor::Fixed(n) => (numbers::divisor::FIXED, n as f64),
     };
     let plain = |tensor| TensorArg::plain(gpu, name, tensor);
     let index = TensorArg::optional(gpu, name, index)?;

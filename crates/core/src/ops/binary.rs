@@ -6,9 +6,10 @@
 //! db = g a^b ln a, 0 where a = 0 and b >= 0 (there y is constant in b).
 
 use super::*;
-use crate::kernel::{TernaryFn, UnaryFn};
+use crate::kernel::{TernaryFn, UnaryFn, binary_functions};
 use crate::layout::broadcast_shapes;
 use crate::tape::Var;
+use std::ops::Range;
 
 /// y = f(a, b), elementwise with broadcasting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,27 +17,11 @@ pub struct BinaryOp(pub BinaryFn);
 
 impl OpRule for BinaryOp {
     fn name(&self) -> &'static str {
-        match self.0 {
-            BinaryFn::Add => "add",
-            BinaryFn::Sub => "sub",
-            BinaryFn::Mul => "mul",
-            BinaryFn::Div => "div",
-            BinaryFn::Maximum => "maximum",
-            BinaryFn::Minimum => "minimum",
-            BinaryFn::Pow => "pow",
-        }
+        self.0.name()
     }
 
     fn formula(&self) -> &'static str {
-        match self.0 {
-            BinaryFn::Add => "a + b",
-            BinaryFn::Sub => "a - b",
-            BinaryFn::Mul => "a b",
-            BinaryFn::Div => "a / b",
-            BinaryFn::Maximum => "max(a, b)",
-            BinaryFn::Minimum => "min(a, b)",
-            BinaryFn::Pow => "a^b",
-        }
+        self.0.formula()
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
@@ -150,10 +135,12 @@ impl OpRule for BinaryOp {
     fn samples() -> Vec<Sample> {
         use SampleMemory::*;
         let mut samples = Vec::new();
-        for f in [BinaryFn::Add, BinaryFn::Sub, BinaryFn::Mul, BinaryFn::Div, BinaryFn::Maximum, BinaryFn::Minimum] {
-            let a = |shape: &[usize]| SampleInput::random(11, shape);
-            // Away from 0, so that quotients stay tame; never equal to a value of `a`.
-            let b = |shape: &[usize]| SampleInput::new(shape, SampleValues::Between { seed: 12, low: 0.4, high: 2.0 });
+        for f in BinaryFn::ALL.concat() {
+            let input = |i: usize, shape: &[usize]| {
+                let Range { start: low, end: high } = f.domain()[i].clone();
+                SampleInput::new(shape, SampleValues::Between { seed: 11 + i as u64, low, high })
+            };
+            let (a, b) = (|shape: &[usize]| input(0, shape), |shape: &[usize]| input(1, shape));
             let s = |name, x, y| Sample::smooth(name, BinaryOp(f), [x, y]);
             samples.extend([
                 s("ordinary", a(&[3, 5]), b(&[3, 5])),
@@ -175,16 +162,6 @@ impl OpRule for BinaryOp {
             let inputs = [SampleInput::floats(&[4, 1], &x[..4]), SampleInput::floats(&[7], &y)];
             samples.push(Sample::kink("far out, broadcast", BinaryOp(f), inputs));
         }
-        let positive =
-            |seed, shape: &[usize]| SampleInput::new(shape, SampleValues::Between { seed, low: 0.4, high: 2.0 });
-        let pow = |name, x, y| Sample::smooth(name, BinaryOp(BinaryFn::Pow), [x, y]);
-        samples.extend([
-            pow("ordinary", positive(1, &[3, 5]), SampleInput::random(2, &[3, 5])),
-            pow("rank 0", positive(3, &[]), SampleInput::random(4, &[])),
-            pow("broadcast", positive(5, &[3, 1]), SampleInput::random(6, &[1, 4])),
-            pow("strided", positive(7, &[4, 6]).lying(Transposed), SampleInput::random(8, &[4, 6]).lying(Narrowed)),
-            pow("zero-sized", positive(9, &[2, 0, 3]), SampleInput::random(10, &[3])),
-        ]);
         let inputs =
             [[-2.0, -2.0, 0.0, 0.0, 0.0, 3.0], [3.0, 0.0, 0.0, 1.0, 2.5, 0.0]].map(|v| SampleInput::floats(&[6], &v));
         samples.push(Sample::kink("zero and negative bases", BinaryOp(BinaryFn::Pow), inputs));
@@ -231,31 +208,23 @@ fn negate(exec: &Exec<'_>, x: Tensor) -> Result<Tensor> {
     Ok(out)
 }
 
+/// A method for each function.
 macro_rules! methods {
-    ($($(#[$doc:meta])* $name:ident => $f:ident),* $(,)?) => {
+    (
+        $(#[$about:meta])*
+        $enum:ident of $domains:ty:
+        $($(#[$does:meta])* $method:ident: $variant:ident => { $($says:tt)* })+
+    ) => {
         impl Var {
-            $($(#[$doc])*
-            #[allow(clippy::should_implement_trait)] // the traits are there too, in tape/operators.rs
-            pub fn $name(self, other: impl Into<Var>) -> Result<Var> {
-                self.apply(BinaryOp(BinaryFn::$f), [other.into()])
-            })*
+            $(
+                $(#[$does])*
+                #[allow(clippy::should_implement_trait)] // the traits are there too, in tape/operators.rs
+                pub fn $method(self, other: impl Into<Var>) -> Result<Var> {
+                    self.apply(BinaryOp($enum::$variant), [other.into()])
+                }
+            )+
         }
     };
 }
 
-methods! {
-    /// a + b with broadcasting, like all in this list. Backward reads nothing.
-    add => Add,
-    /// a - b. Backward reads nothing.
-    sub => Sub,
-    /// a b. Backward reads each factor whose partner needs a gradient.
-    mul => Mul,
-    /// a / b. Backward reads b, and a if b needs a gradient.
-    div => Div,
-    /// The larger of a and b; on a tie each gets half the gradient. Backward reads both.
-    maximum => Maximum,
-    /// The smaller of a and b; on a tie each gets half the gradient. Backward reads both.
-    minimum => Minimum,
-    /// a^b. Backward reads both.
-    pow => Pow,
-}
+binary_functions!(methods);

@@ -16,23 +16,11 @@ pub struct TernaryOp(pub TernaryFn);
 
 impl OpRule for TernaryOp {
     fn name(&self) -> &'static str {
-        match self.0 {
-            TernaryFn::Lerp => "lerp",
-            TernaryFn::Addcmul(_) => "addcmul",
-            TernaryFn::Addcdiv(_) => "addcdiv",
-            TernaryFn::PowGradBase | TernaryFn::PowGradExponent => "pow_grad",
-            TernaryFn::DivGradDivisor => "div_grad",
-        }
+        self.0.name()
     }
 
     fn formula(&self) -> &'static str {
-        match self.0 {
-            TernaryFn::Lerp => "a + c (b - a)",
-            TernaryFn::Addcmul(_) => "a + v b c",
-            TernaryFn::Addcdiv(_) => "a + v b / c",
-            TernaryFn::PowGradBase | TernaryFn::PowGradExponent => "a gradient of a^b, by a or by b",
-            TernaryFn::DivGradDivisor => "the gradient of a / b by b",
-        }
+        self.0.formula()
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Outputs, String> {
