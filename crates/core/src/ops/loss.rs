@@ -1,5 +1,5 @@
 //! Elementwise losses of a prediction x and a target t, broadcast as in [`BinaryOp`](super::binary::BinaryOp). Each
-//! formula and its derivatives stand beside its name in [`Loss`]: all are functions of d = x - t (so dt = -dx), but for
+//! formula and its derivatives stand beside its name in [`LossFn`]: all are functions of d = x - t (so dt = -dx), but for
 //! the Kullback-Leibler divergence and the binary cross-entropy, which are not symmetric.
 //!
 //! The unreduced loss is an op, its mean or sum are ops that save nothing; so x and t are all that is kept, and the

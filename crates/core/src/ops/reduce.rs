@@ -1,4 +1,4 @@
-//! Reductions over dimensions. Each function and its derivative stand beside its name in [`Reduce`].
+//! Reductions over dimensions. Each function and its derivative stand beside its name in [`ReduceFn`].
 //!
 //! sum: dx = g repeated. mean = sum / n: dx = g/n repeated. All others read x, and find again what else they need (see
 //! [`ReduceFn::in_grad`]) instead of saving it too. amax, amin: g goes to the largest; among equals it is split evenly,
