@@ -83,7 +83,7 @@ impl Tape {
 
     /// As [`backward`](Tape::backward), with options: the tape stays, or the gradients are scaled.
     pub fn backward_with(&self, loss: &Var, options: BackwardOptions) -> Result<Gradients> {
-        self.from_scalar(loss, options, None)
+        self.start_at_scalar(loss, options, None)
     }
 
     /// The gradients of a scalar loss by these values, leaves or not, in their order. Only what leads to them is computed.
@@ -106,7 +106,7 @@ impl Tape {
         {
             return Err(no_gradient(v, v.why_no_gradient()));
         }
-        let gradients = self.from_scalar(loss, options, Some(of.iter().map(|v| v.key).collect()))?;
+        let gradients = self.start_at_scalar(loss, options, Some(of.iter().map(|v| v.key).collect()))?;
         let missing = |v: &Var| no_gradient(v, "the loss doesn't depend on it");
         of.iter().map(|v| gradients.of(v).cloned().ok_or_else(|| missing(v))).collect()
     }
@@ -126,7 +126,12 @@ impl Tape {
         self.backward_seeded(Start { seeds, given, retain: options.retain_graph, wanted: None })
     }
 
-    fn from_scalar(&self, loss: &Var, options: BackwardOptions, wanted: Option<Vec<ValueKey>>) -> Result<Gradients> {
+    fn start_at_scalar(
+        &self,
+        loss: &Var,
+        options: BackwardOptions,
+        wanted: Option<Vec<ValueKey>>,
+    ) -> Result<Gradients> {
         if !loss.is_of(self) {
             return Err(Error::OtherTape { what: "backward", path: loss.path() });
         }

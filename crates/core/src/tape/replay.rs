@@ -16,7 +16,7 @@ use std::time::Instant;
 /// How a root is read by a pass.
 enum Source {
     Ready(Tensor),
-    Unpack(Packed),
+    Unpack(Box<Packed>),
     /// The user holds a value that will be packed: pack and unpack it, as if no handle existed.
     RoundTrip(Tensor, Mark),
 }

@@ -327,7 +327,7 @@ impl Graph {
                 let id = self.values[value].id;
                 packed.parts().iter().for_each(|part| part.storage().note_contents(Contents::Value(id)));
                 let root = &mut self.roots[value];
-                (root.state, root.packing_error) = (State::Stored(Stored::Packed(packed)), error);
+                (root.state, root.packing_error) = (State::Stored(Stored::Packed(Box::new(packed))), error);
                 self.stats.quantized += 1;
             }
             Ok(_) => {}

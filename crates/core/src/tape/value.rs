@@ -77,7 +77,7 @@ pub(crate) enum State {
 #[derive(Debug)]
 pub(crate) enum Stored {
     Full(Tensor),
-    Packed(Packed),
+    Packed(Box<Packed>),
     /// To be replayed.
     Dropped,
 }
