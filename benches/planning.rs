@@ -1,5 +1,5 @@
-//! How long does planning take, by the number of layers: exploring, and the plan for a budget half-way? The planner has one
-//! thread; its CPU time is measured, so that other work on the machine shows less.
+//! How long does planning take, by the number of layers: exploring, and the plan for a budget half-way? The planner
+//! has one thread; its CPU time is measured, so that other work on the machine shows less.
 
 #![allow(missing_docs)] // criterion's macros make public items
 

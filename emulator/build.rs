@@ -126,8 +126,8 @@ fn kernel_names(compiler: &str, sources: &Path, file: &Path) -> Result<Vec<Strin
     Ok(after.map(name).collect())
 }
 
-/// A source file with the kernels of one `.cu` and their entries in the table. Each is in a namespace of its own, as nvcc
-/// compiles each by itself: two may have different functions or structs of one name.
+/// A source file with the kernels of one `.cu` and their entries in the table. Each is in a namespace of its own, as
+/// nvcc compiles each by itself: two may have different functions or structs of one name.
 fn registration(source: &Path, names: &[String]) -> String {
     let entries = names
         .iter()

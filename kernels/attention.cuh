@@ -124,8 +124,8 @@ struct Row {
     }
 };
 
-// A product scaled, rounded by itself. (Fused with the subtraction of the largest score, it would differ from it by what
-// rounding left of that one, which where scores are large is more than 1.)
+// A product scaled, rounded by itself. (Fused with the subtraction of the largest score, it would differ from it by
+// what rounding left of that one, which where scores are large is more than 1.)
 DEVICE float scaled(float product, float scale) { return __fmul_rn(product, scale); }
 DEVICE double scaled(double product, double scale) { return __dmul_rn(product, scale); }
 

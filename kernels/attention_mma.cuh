@@ -11,8 +11,8 @@
 // warps are done with the step before, and starts the copies of the next step into the tiles just left.
 //
 // Numerics: products of 16-bit operands summed in f32; weights and score gradients are rounded to 16 bits once, as
-// operands of the second product. Scores are natural ones; differences of them become exponents of base 2. A kernel that
-// takes a mask or dropout is its own instantiation, `_extra`, to keep these out of the others' loops.
+// operands of the second product. Scores are natural ones; differences of them become exponents of base 2. A kernel
+// that takes a mask or dropout is its own instantiation, `_extra`, to keep these out of the others' loops.
 #pragma once
 #include "attention.cuh"
 

@@ -10,10 +10,10 @@
 // (one tile of queries, two each of keys and values); `_extra` kernels have M = 1. Sums, maxima and out stay in
 // registers, out goes through the queries' tile on its way to memory, whose rows each warp has for itself.
 //
-// The maximum is never clamped, and is a score as it was rounded: from step to step it is compared and subtracted as it is,
-// so that what was gathered shrinks by exactly 1 where it stays, and the largest weight is 1. A row that has seen nothing yet
-// has maximum -inf, and the least finite number is subtracted in its place; NaN scores, which fmaxf passes over, reach out by
-// the sum.
+// The maximum is never clamped, and is a score as it was rounded: from step to step it is compared and subtracted as
+// it is, so that what was gathered shrinks by exactly 1 where it stays, and the largest weight is 1. A row that has
+// seen nothing yet has maximum -inf, and the least finite number is subtracted in its place; NaN scores, which fmaxf
+// passes over, reach out by the sum.
 #include "attention_mma.cuh"
 
 constexpr float LEAST = -3.4028234663852886e38f;

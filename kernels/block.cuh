@@ -18,8 +18,8 @@ DEVICE C warp_fold(C x, F f) {
     return x;
 }
 
-// The fold of x over the block, in every thread; all threads call it, and blockDim.x is a multiple of 32. `part` is shared
-// memory for 32 values of C, free again after the next barrier.
+// The fold of x over the block, in every thread; all threads call it, and blockDim.x is a multiple of 32. `part` is
+// shared memory for 32 values of C, free again after the next barrier.
 template <class C, class F>
 DEVICE C block_fold(C x, C neutral, C* part, F f) {
     x = warp_fold(x, f);

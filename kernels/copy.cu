@@ -1,7 +1,7 @@
 // Fill, and copy with conversion between any two dtypes and layouts.
 //
-// Conversion is as core defines it: through int64 from integers, through double from floats; they hold every value of the
-// source, so that one rounding is made. Floats saturate in integers, NaN becomes 0, and bool is what isn't 0.
+// Conversion is as core defines it: through int64 from integers, through double from floats; they hold every value of
+// the source, so that one rounding is made. Floats saturate in integers, NaN becomes 0, and bool is what isn't 0.
 #include "tensor.cuh"
 
 // double to float such that a second rounding, to fewer bits, is right: inexact results get an odd last bit.
@@ -24,8 +24,8 @@ DEVICE T of_double(double x, double low, double high, T least, T most) {
     return x >= high ? most : static_cast<T>(x);
 }
 
-// int64 to double such that a second rounding, to fewer bits, is right: of large ones the bits that double has no room for
-// are cut off, and the last that stays is set if they weren't all 0.
+// int64 to double such that a second rounding, to fewer bits, is right: of large ones the bits that double has no
+// room for are cut off, and the last that stays is set if they weren't all 0.
 DEVICE double whole_to_odd(int64_t x) {
     const int64_t cut = (1 << 11) - 1;
     const bool large = x >= (int64_t(1) << 53) || x <= -(int64_t(1) << 53);

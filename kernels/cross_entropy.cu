@@ -3,9 +3,9 @@
 // With class weights w and a target distribution q = keep p + spread, where p is given or all on one class t, the loss
 // of a row is sum over c of w_c q_c s_c, where s_c = -ln softmax_c = (m - x_c) + log with m = max x and log = ln sum
 // exp(x - m); of a plain class it is w_t s_t. m and log are never added up: where logits are large, their sum has lost
-// log. The derivative by x_c is softmax_c sum(w q) - w_c q_c. A team of threads a row (rows.cuh); m and log take one pass
-// (exponentials.cuh), and the gradient one more, which may write over the logits. Rows' losses are f64 and are added in an order of their
-// own.
+// log. The derivative by x_c is softmax_c sum(w q) - w_c q_c. A team of threads a row (rows.cuh); m and log take one
+// pass (exponentials.cuh), and the gradient one more, which may write over the logits. Rows' losses are f64 and are
+// added in an order of their own.
 //
 // Targets are checked before the loss is taken (indices.cu). Gradients don't check again: a target that is neither a
 // class nor ignored counts as ignored there.

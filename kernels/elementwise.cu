@@ -14,8 +14,8 @@ DEVICE C gelu_tanh_gate(C x) { return sigmoid(C(1.5957691216057308) * x * (C(0.0
 template <class C>
 DEVICE C gelu_tanh_slope(C x) { return C(1.5957691216057308) * (C(3 * 0.044715) * x * x + C(1)); }
 
-// y = f(x). Towards -inf, x sigmoid(x) and x Phi(x) go to 0: x is limited to where they are 0 to the last bit, as -inf * 0
-// would be NaN.
+// y = f(x). Towards -inf, x sigmoid(x) and x Phi(x) go to 0: x is limited to where they are 0 to the last bit, as
+// -inf * 0 would be NaN.
 template <class C>
 struct UnaryForward {
     const Map& p;
@@ -56,7 +56,8 @@ struct UnaryForward {
 };
 MAP_KERNEL(unary, 1, UnaryForward)
 
-// y = g f', where a is g, and b is f(x) or x as `UnaryFn::grad_reads_output` says; the derivatives are those of the table.
+// y = g f', where a is g, and b is f(x) or x as `UnaryFn::grad_reads_output` says; the derivatives are those of the
+// table.
 template <class C>
 struct UnaryBackward {
     const Map& p;

@@ -1,9 +1,10 @@
-// Elementwise kernels: out = f(in[0], .., in[N-1]) over tensors of one shape. The twin of `Map` in crates/cuda/src/map.rs.
+// Elementwise kernels: out = f(in[0], .., in[N-1]) over tensors of one shape. The twin of `Map` in
+// crates/cuda/src/map.rs.
 //
 // Where the host found that every operand can be read in packs of WIDTH elements (`packed`: its elements
-// lie together along the last dimension, or repeat, and packs start at multiples of 16 bytes), they are moved by 16-byte
-// accesses; otherwise a thread takes one at a time. Which function it is, is decided once a pack, not once an element. A thread
-// reads its elements before it writes them, so `out` may be an operand.
+// lie together along the last dimension, or repeat, and packs start at multiples of 16 bytes), they are moved by
+// 16-byte accesses; otherwise a thread takes one at a time. Which function it is, is decided once a pack, not once an
+// element. A thread reads its elements before it writes them, so `out` may be an operand.
 #pragma once
 #include "tensor.cuh"
 
@@ -15,7 +16,8 @@ struct Map {
     int32_t packed;
 };
 
-// Elements that a thread computes at a time. Of double fewer: their functions are long, and bandwidth isn't what they wait for.
+// Elements that a thread computes at a time. Of double fewer: their functions are long, and bandwidth isn't what they
+// wait for.
 template <class C>
 constexpr int WIDTH = sizeof(C) == sizeof(float) ? PACK : 2;
 

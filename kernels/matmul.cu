@@ -1,11 +1,11 @@
 // Products of matrices of any strides and dtypes, without tensor cores: sums are in f32 (not TF32), in f64 for f64.
 //
-// matmul_simt: a block of 256 threads makes a tile of 64x64 of out, 16 of k at a time. Each thread loads its share of the next
-// two operand tiles into registers while it works on those in shared memory, [k][row] and [k][column] in rows of 68, from
-// which it takes 4 + 4 elements for 16 products. Sums go over k in its order.
+// matmul_simt: a block of 256 threads makes a tile of 64x64 of out, 16 of k at a time. Each thread loads its share of
+// the next two operand tiles into registers while it works on those in shared memory, [k][row] and [k][column] in
+// rows of 68, from which it takes 4 + 4 elements for 16 products. Sums go over k in its order.
 //
-// matmul_dot: a warp an element of out, for products with few rows or columns whose operands lie along k: each lane sums
-// every 32nd pack of 8, then the lanes are folded.
+// matmul_dot: a warp an element of out, for products with few rows or columns whose operands lie along k: each lane
+// sums every 32nd pack of 8, then the lanes are folded.
 #include "block.cuh"
 #include "matmul.cuh"
 

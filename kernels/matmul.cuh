@@ -24,8 +24,8 @@ struct Place {
     int64_t batch, row, column;
 };
 
-// Tiles in an order that goes down 8 rows of tiles before it goes right, so that blocks that run at the same time read few
-// different rows of a and columns of b.
+// Tiles in an order that goes down 8 rows of tiles before it goes right, so that blocks that run at the same time
+// read few different rows of a and columns of b.
 DEVICE Place place_of(const Matmul& p, int64_t tile, int size) {
     constexpr int64_t TOGETHER = 8;
     const int64_t batch = tile / (p.down * p.across);

@@ -1,16 +1,18 @@
-// Products of matrices of one 16-bit dtype on tensor cores (mma.sync m16n8k16), summed in f32 and rounded once as they are
-// stored, to any dtype.
+// Products of matrices of one 16-bit dtype on tensor cores (mma.sync m16n8k16), summed in f32 and rounded once as
+// they are stored, to any dtype.
 //
 // A block makes a tile of out of TILE x TILE, 32 of k at a time: 128 with 8 warps (2 x 4, 64x32 each), 64 with 4 warps
-// (2 x 2, 32x32 each). Operand tiles come in by cp.async, two ahead of the one in work, so that shared memory holds 3 of each: 48 KB
-// and 24 KB. An operand lies either along k or along its other dimension (m of a, n of b) and is kept in shared memory as it
-// lies; ldmatrix transposes those that lie across. The kernels' endings say how a and b lie: k along k, o along the other.
+// (2 x 2, 32x32 each). Operand tiles come in by cp.async, two ahead of the one in work, so that shared memory holds 3
+// of each: 48 KB and 24 KB. An operand lies either along k or along its other dimension (m of a, n of b) and is kept
+// in shared memory as it lies; ldmatrix transposes those that lie across. The kernels' endings say how a and b lie: k
+// along k, o along the other.
 //
 // Rows of a shared tile are 4 chunks of 16 bytes (along k) or TILE / 8 (across). Chunk c of row r is at place
 // c ^ (r / 2 % 4) or c ^ (r % 8) of its row, so that the 8 rows that ldmatrix reads at a time are in different banks.
 //
-// What lies outside an operand is filled with zeros. Operands whose rows aren't 16-byte aligned are loaded element by element.
-// At the end the warps bring their sums into rows by way of shared memory, 16 rows of 32 at a time, to store 8 elements a lane.
+// What lies outside an operand is filled with zeros. Operands whose rows aren't 16-byte aligned are loaded element by
+// element. At the end the warps bring their sums into rows by way of shared memory, 16 rows of 32 at a time, to store
+// 8 elements a lane.
 #include "matmul.cuh"
 
 constexpr int DEPTH = 32;  // of k at a time
@@ -86,7 +88,8 @@ DEVICE void take_b(uint32_t (&b)[4], const T* tile, int first, int step) {
     else ldmatrix_x4_trans(b, tile + Shape<TILE, false>::at(16 * step + row + 8 * low, first / CHUNK + high));
 }
 
-// Stores 16 rows of 32 columns of sums, which start at (row, column) of the matrix at `out`. `stage` is the warp's own shared memory.
+// Stores 16 rows of 32 columns of sums, which start at (row, column) of the matrix at `out`. `stage` is the warp's
+// own shared memory.
 DEVICE void store_rows(const Matmul& p, int64_t out, int64_t row, int64_t column, const float (&sum)[4][4], float* stage) {
     constexpr int ROW = 32 + 4;
     const int lane = threadIdx.x % 32;

@@ -1,5 +1,5 @@
-// The counter-based random numbers of retape_core::rng: Philox4x32-10 (Salmon et al. 2011), a pure function of seed, counter
-// and index.
+// The counter-based random numbers of retape_core::rng: Philox4x32-10 (Salmon et al. 2011), a pure function of seed,
+// counter and index.
 #pragma once
 #include "prim.cuh"
 

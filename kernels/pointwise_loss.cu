@@ -1,5 +1,5 @@
-// Elementwise losses and their derivatives, as retape_core::kernel::LossFn gives them. Operands: a is x, b the target, c
-// the weight of the positives (all ones where there is none), d the gradient.
+// Elementwise losses and their derivatives, as retape_core::kernel::LossFn gives them. Operands: a is x, b the
+// target, c the weight of the positives (all ones where there is none), d the gradient.
 #include "map.cuh"
 #include "scalar.cuh"
 
@@ -30,8 +30,8 @@ struct LossForward {
 };
 MAP_KERNEL(loss, 3, LossForward)
 
-// The second constant says by which operand: 0 x, 1 target, 2 weight. By the target it is the opposite of that by x, where the
-// loss is a function of x - t.
+// The second constant says by which operand: 0 x, 1 target, 2 weight. By the target it is the opposite of that by x,
+// where the loss is a function of x - t.
 template <class C>
 struct LossBackward {
     const Map& p;

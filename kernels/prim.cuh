@@ -1,7 +1,8 @@
-// Everything that kernels use of the machine. Under nvcc it is CUDA's own headers and a few lines of inline PTX; under a
-// host compiler the emulator's twins. Kernels use no `asm` and no CUDA header but this one, and obey three rules that keep
-// them testable: shared memory is SHARED_MEMORY alone (no __shared__ variables); no atomics on floats; every kernel is
-// `extern "C"`, has a name of its own in the whole folder, and takes one struct of parameters by value.
+// Everything that kernels use of the machine. Under nvcc it is CUDA's own headers and a few lines of inline PTX;
+// under a host compiler the emulator's twins. Kernels use no `asm` and no CUDA header but this one, and obey three
+// rules that keep them testable: shared memory is SHARED_MEMORY alone (no __shared__ variables); no atomics on
+// floats; every kernel is `extern "C"`, has a name of its own in the whole folder, and takes one struct of parameters
+// by value.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -18,9 +19,9 @@
 
 DEVICE unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
 
-// d += a b for one warp: a 16x16 row major, b 16x8 column major, d 16x8 in f32. Lane l holds, with g = l / 4 and t = l % 4:
-// a[0] = A[g][2t,2t+1], a[1] = A[g+8][..], a[2] = A[g][2t+8,2t+9], a[3] = A[g+8][2t+8,2t+9]; b0 = B[2t,2t+1][g],
-// b1 = B[2t+8,2t+9][g]; d[0,1] = D[g][2t,2t+1], d[2,3] = D[g+8][2t,2t+1]. (PTX ISA, mma.m16n8k16.)
+// d += a b for one warp: a 16x16 row major, b 16x8 column major, d 16x8 in f32. Lane l holds, with g = l / 4 and t =
+// l % 4: a[0] = A[g][2t,2t+1], a[1] = A[g+8][..], a[2] = A[g][2t+8,2t+9], a[3] = A[g+8][2t+8,2t+9]; b0 =
+// B[2t,2t+1][g], b1 = B[2t+8,2t+9][g]; d[0,1] = D[g][2t,2t+1], d[2,3] = D[g+8][2t,2t+1]. (PTX ISA, mma.m16n8k16.)
 DEVICE void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -34,8 +35,9 @@ DEVICE void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Four 8x8 matrices of 16-bit elements from shared memory: lane l gives the address (16-byte aligned) of row l % 8 of matrix
-// l / 8, and receives in r[m] the elements [l / 4][2 (l % 4), + 1] of matrix m; transposed: [2 (l % 4), + 1][l / 4].
+// Four 8x8 matrices of 16-bit elements from shared memory: lane l gives the address (16-byte aligned) of row l % 8 of
+// matrix l / 8, and receives in r[m] the elements [l / 4][2 (l % 4), + 1] of matrix m; transposed: [2 (l % 4), + 1][l
+// / 4].
 DEVICE void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -49,8 +51,9 @@ DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row) {
                  : "memory");
 }
 
-// Starts copying 16 bytes from global to shared memory, both 16-byte aligned; only the first `bytes` (0 to 16) are read, the
-// rest is zeros. The bytes are there after cp_async_wait in this thread, and for other threads after a barrier that follows.
+// Starts copying 16 bytes from global to shared memory, both 16-byte aligned; only the first `bytes` (0 to 16) are
+// read, the rest is zeros. The bytes are there after cp_async_wait in this thread, and for other threads after a
+// barrier that follows.
 DEVICE void cp_async16(void* shared, const void* global, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
                  : "memory");

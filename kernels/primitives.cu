@@ -1,5 +1,5 @@
-// Each primitive of prim.cuh by itself, for tests alone: what the machine does is held against its definition, on the emulator
-// and on a GPU (emulator/tests/machine.rs).
+// Each primitive of prim.cuh by itself, for tests alone: what the machine does is held against its definition, on the
+// emulator and on a GPU (emulator/tests/machine.rs).
 #include "prim.cuh"
 
 struct Case {

@@ -1,9 +1,10 @@
 // Symmetric absmax int8 by groups of consecutive elements of the last dimension: the scale is the largest magnitude,
 // q = (x / scale) 127 rounded to nearest even, or by chance: floor((x / scale) 127 + u).
 //
-// quantize: a group of up to 256 elements is the work of 1 to 32 lanes of a warp; quantize_block: a longer one is that of a
-// block. A thread takes packs of 8 elements (16-byte loads, 8-byte stores), one or up to 4 of them, and holds them between
-// the maximum and the rounding: each element is read once. (Of groups beyond 8192, all but the last up to 8192 are read again.)
+// quantize: a group of up to 256 elements is the work of 1 to 32 lanes of a warp; quantize_block: a longer one is
+// that of a block. A thread takes packs of 8 elements (16-byte loads, 8-byte stores), one or up to 4 of them, and
+// holds them between the maximum and the rounding: each element is read once. (Of groups beyond 8192, all but the
+// last up to 8192 are read again.)
 #include "block.cuh"
 #include "philox.cuh"
 #include "tensor.cuh"

@@ -1,5 +1,5 @@
-// Random numbers by Philox: a number depends on the stream and the element's number alone, as on every other device. A thread
-// makes PACK elements, from two counter blocks.
+// Random numbers by Philox: a number depends on the stream and the element's number alone, as on every other device.
+// A thread makes PACK elements, from two counter blocks.
 #include "philox.cuh"
 #include "tensor.cuh"
 
@@ -53,8 +53,8 @@ DEVICE void uniforms(const Random& p) {
 KERNEL uniform_f32(const Random p) { uniforms<float>(p); }
 KERNEL uniform_f64(const Random p) { uniforms<double>(p); }
 
-// Element i is std sqrt(-2 ln u) cos(2 pi v) with u and v in (0, 1) from words 2i and 2i + 1 (Box and Muller 1958), all in f64.
-// A thread makes the two elements of one counter block.
+// Element i is std sqrt(-2 ln u) cos(2 pi v) with u and v in (0, 1) from words 2i and 2i + 1 (Box and Muller 1958),
+// all in f64. A thread makes the two elements of one counter block.
 KERNEL normal(const Random p) {
     const int64_t n = p.out.count(), step = int64_t(gridDim.x) * blockDim.x;
     const auto unit = [](uint32_t word) { return (word + 0.5) / 4294967296.0; };

@@ -5,11 +5,11 @@
 // - reduce_rows, reduce_norms: a team of threads for each piece of a group (see rows.cuh);
 // - reduce_columns, for what isn't a norm: where the innermost dimension is kept, a thread for PACK columns and some
 //   rows.
-// Which one, and how groups are cut, follows from the shape alone. Numerics: sums, maxima and minima join DEPTH elements
-// in the arithmetic's type and what comes of these in f64, all else runs in f64; so the error doesn't grow with the
-// length. Pieces are put together in f64, in an order of its own (reduce_parts); there are so few that what they leave is
-// bounded. Variance and log-sum-exp take two passes by one team.
-// So do norms whose sum of powers f64 may not hold: those of f64 and of high orders.
+// Which one, and how groups are cut, follows from the shape alone. Numerics: sums, maxima and minima join DEPTH
+// elements in the arithmetic's type and what comes of these in f64, all else runs in f64; so the error doesn't grow
+// with the length. Pieces are put together in f64, in an order of its own (reduce_parts); there are so few that what
+// they leave is bounded. Variance and log-sum-exp take two passes by one team. So do norms whose sum of powers f64
+// may not hold: those of f64 and of high orders.
 #include "rows.cuh"
 #include "scalar.cuh"
 
@@ -395,8 +395,8 @@ struct ReduceGrad {
     int32_t kind, padding;
 };
 
-// The derivatives are listed at `Reduce` in crates/core/src/kernel.rs; y is x reduced by `Reduce::in_grad`. One thread an
-// element.
+// The derivatives are listed at `Reduce` in crates/core/src/kernel.rs; y is x reduced by `Reduce::in_grad`. One
+// thread an element.
 template <class C>
 DEVICE C reduce_derivative(const ReduceGrad& p, int64_t i) {
     const C x = load<C>(p.x, p.x.offset(i)), y = load<C>(p.y, p.y.offset(i)), g = load<C>(p.g, p.g.offset(i));

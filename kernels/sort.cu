@@ -1,7 +1,7 @@
-// Sorting of 64-bit keys: a bitonic network (Batcher 1968), whose result can't depend on the order of threads. Every merge
-// begins by comparing each key with its mirror image, so that all exchanges put the smaller key first: keys beyond the
-// end, which would be the largest, needn't be there. For n keys, rounded up to a power of 2, the network takes
-// log2(n) (log2(n) + 1) / 2 steps; those within a chunk are made in shared memory (SORT_CHUNK keys).
+// Sorting of 64-bit keys: a bitonic network (Batcher 1968), whose result can't depend on the order of threads. Every
+// merge begins by comparing each key with its mirror image, so that all exchanges put the smaller key first: keys
+// beyond the end, which would be the largest, needn't be there. For n keys, rounded up to a power of 2, the network
+// takes log2(n) (log2(n) + 1) / 2 steps; those within a chunk are made in shared memory (SORT_CHUNK keys).
 #include "prim.cuh"
 
 constexpr int SORT_CHUNK = 2048;

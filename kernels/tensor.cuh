@@ -1,8 +1,9 @@
 // Tensors as kernels see them: an address, a dtype known at run time, and strides. The twin of `TensorArg` in
 // crates/cuda/src/argument.rs.
 //
-// Arithmetic is in C: float for tensors of f32, bf16 and f16 (mixed as they come), double for f64. A kernel is instantiated
-// for these two, under the names `name_f32` and `name_f64`, and tells the dtypes apart as it loads and stores.
+// Arithmetic is in C: float for tensors of f32, bf16 and f16 (mixed as they come), double for f64. A kernel is
+// instantiated for these two, under the names `name_f32` and `name_f64`, and tells the dtypes apart as it loads and
+// stores.
 #pragma once
 #include "prim.cuh"
 
@@ -86,7 +87,8 @@ DEVICE int64_t load_index(const Tensor& t, int64_t at) {
     return t.dtype == I32 ? reinterpret_cast<const int32_t*>(t.data)[at] : reinterpret_cast<const int64_t*>(t.data)[at];
 }
 
-// PACK elements that lie together, from `at` on: 16 bytes a load or store (8 for bf16 and f16 in half a pack: PACK is 8).
+// PACK elements that lie together, from `at` on: 16 bytes a load or store (8 for bf16 and f16 in half a pack: PACK is
+// 8).
 constexpr int PACK = 8;
 struct alignas(16) Quad { uint32_t word[4]; };
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Compiles every kernels/*.cu for sm_80 and sm_90 and holds what came out against kernels/resources.txt: fails where a kernel
-# spills registers or uses local memory that it didn't, where an mma kernel has no tensor core instruction, where global loads
-# or stores have become narrower, or where more registers leave room for fewer warps.
+# Compiles every kernels/*.cu for sm_80 and sm_90 and holds what came out against kernels/resources.txt: fails where a
+# kernel spills registers or uses local memory that it didn't, where an mma kernel has no tensor core instruction,
+# where global loads or stores have become narrower, or where more registers leave room for fewer warps.
 #
 #   scripts/check-kernels.sh [FILE.cu...]            compare (these files alone)
 #   scripts/check-kernels.sh --update [FILE.cu...]   write the table anew (the lines of these files' kernels alone)

@@ -2,8 +2,10 @@
 # What can only be known on a GPU.
 #
 #   scripts/gpu-check.sh build     here: compiles the kernels, the tests and the benchmark into .gpu/ (50 MB)
-#   scripts/gpu-check.sh run       where the GPU is, from a copy of this folder: runs them, at most 4 minutes; results go to
-#                                  $OUT (default: .gpu/out): gpu.txt to read, gpu.json with all figures, for docs/results/
+#   scripts/gpu-check.sh run       where the GPU is, from a copy of this folder: runs them, at most 4 minutes; results
+#   go to
+#                                  $OUT (default: .gpu/out): gpu.txt to read, gpu.json with all figures, for
+#                                  docs/results/
 #   scripts/gpu-check.sh rehearse  as run, on the emulator and with tiny sizes: needs no GPU
 #
 # The machine with the GPU needs its driver (580 or later) and glibc 2.34, and torch for the comparison, nothing else.
@@ -52,8 +54,8 @@ for line in sys.stdin:
 ' "$gpu/programs/$2"
 }
 
-# One part of the check: its name, its limit in seconds, its command. Its status and time go to the summary, what it says to
-# a log of its own, and the lines with results to gpu.txt.
+# One part of the check: its name, its limit in seconds, its command. Its status and time go to the summary, what it
+# says to a log of its own, and the lines with results to gpu.txt.
 part() {
     local name=$1 limit=$2 start status=ok
     shift 2

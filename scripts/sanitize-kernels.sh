@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Runs tests with the emulated kernels under sanitizers: of addresses and undefined behaviour, or of races between threads of
-# a block and between blocks.
+# Runs tests with the emulated kernels under sanitizers: of addresses and undefined behaviour, or of races between
+# threads of a block and between blocks.
 #
 #   scripts/sanitize-kernels.sh address|thread COMMAND...
 #
-# COMMAND is a test's binary and its arguments, or `cargo test` with its arguments. RETAPE_EMULATOR_ORDER sets the order of
-# CUDA threads. Only the kernels are compiled with sanitizers: cargo's own build stays as it is.
+# COMMAND is a test's binary and its arguments, or `cargo test` with its arguments. RETAPE_EMULATOR_ORDER sets the
+# order of CUDA threads. Only the kernels are compiled with sanitizers: cargo's own build stays as it is.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 usage="usage: $0 address|thread COMMAND..."

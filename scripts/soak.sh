@@ -37,11 +37,12 @@ for sanitizer in address thread; do
     echo "emulated kernels: $sanitizer sanitizer: $(($(date +%s) - start)) s"
 done
 
-# Undefined behaviour, by Miri: core, policy, the CPU backend's parts, and small samples of every op on its kernels. What is
-# left out compiles large regular expressions, or tries millions of numbers.
+# Undefined behaviour, by Miri: core, policy, the CPU backend's parts, and small samples of every op on its kernels.
+# What is left out compiles large regular expressions, or tries millions of numbers.
 if cargo +nightly miri --version >/dev/null 2>&1; then
     start=$(date +%s)
-    # Kernels get addresses as numbers, from a backend's buffers; and rayon's queues break Miri's older rules of borrowing.
+    # Kernels get addresses as numbers, from a backend's buffers; and rayon's queues break Miri's older rules of
+    # borrowing.
     export MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance -Zmiri-tree-borrows"
     miri=(cargo +nightly miri test -q --target-dir target/miri)
     "${miri[@]}" -p retape-core

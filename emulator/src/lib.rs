@@ -1,13 +1,14 @@
-//! An emulated GPU: retape's CUDA kernels, compiled by g++, and a CUDA driver that runs them on the CPU, so that the CUDA
-//! backend is tested where there is no GPU. emulator/README.md says what it can see and what it can't.
+//! An emulated GPU: retape's CUDA kernels, compiled by g++, and a CUDA driver that runs them on the CPU, so that the
+//! CUDA backend is tested where there is no GPU. emulator/README.md says what it can see and what it can't.
 //!
-//! Tests open [`device`]. With the environment variable `RETAPE_TEST_GPU` set, that is the real GPU, so that the same tests
-//! run there.
+//! Tests open [`device`]. With the environment variable `RETAPE_TEST_GPU` set, that is the real GPU, so that the same
+//! tests run there.
 
 use retape_core::Device;
 use std::path::{Path, PathBuf};
 
-// Written by build.rs: `OUT`, the folder that it has built in, and `COMPILER`, the g++ that it used or why it built nothing.
+// Written by build.rs: `OUT`, the folder that it has built in, and `COMPILER`, the g++ that it used or why it built
+// nothing.
 include!(concat!(env!("OUT_DIR"), "/built.rs"));
 
 /// The emulated driver's library.
@@ -52,7 +53,8 @@ pub fn options() -> Result<retape_cuda::Options, String> {
     Ok(retape_cuda::Options { driver: Some(driver()?), kernels: Some(kernels()) })
 }
 
-/// The driver that this process uses: the one that `RETAPE_CUDA_DRIVER` names (a build with sanitizers), or [`library`].
+/// The driver that this process uses: the one that `RETAPE_CUDA_DRIVER` names (a build with sanitizers), or
+/// [`library`].
 fn driver() -> Result<PathBuf, String> {
     std::env::var_os("RETAPE_CUDA_DRIVER").map_or_else(library, |path| Ok(path.into()))
 }

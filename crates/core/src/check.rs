@@ -7,9 +7,9 @@ use crate::{DType, Device, MemoryKind, Result, Tensor};
 /// What [`check_gradients`] found.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GradientCheck {
-    /// For each input, the largest deviation between backward and finite differences over the directions, relative to the
-    /// larger of the two derivatives and of 1e-3 times the sum of magnitudes that went into them (so that a derivative
-    /// that cancels to nearly 0 isn't asked for more digits than there are).
+    /// For each input, the largest deviation between backward and finite differences over the directions, relative to
+    /// the larger of the two derivatives and of 1e-3 times the sum of magnitudes that went into them (so that a
+    /// derivative that cancels to nearly 0 isn't asked for more digits than there are).
     pub deviations: Vec<f64>,
 }
 

@@ -161,8 +161,8 @@ impl Device {
         self.0.backend.computes()
     }
 
-    /// Waits until the device has done all that it was asked for: for measuring time, as a GPU's kernels are only queued
-    /// when they are called. Reading a tensor waits by itself.
+    /// Waits until the device has done all that it was asked for: for measuring time, as a GPU's kernels are only
+    /// queued when they are called. Reading a tensor waits by itself.
     pub fn synchronize(&self) -> Result<()> {
         self.backend().synchronize()
     }

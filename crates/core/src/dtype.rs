@@ -3,9 +3,9 @@
 use half::{bf16, f16};
 use std::fmt;
 
-/// The type of a tensor's elements. All floats are computed: `f64` and `f32` in themselves, `bf16` and `f16` in f32, with one
-/// rounding to nearest even where a kernel stores a result ([`computed_in`](DType::computed_in)). The integers and
-/// `bool` are indices, masks and stored quantized values.
+/// The type of a tensor's elements. All floats are computed: `f64` and `f32` in themselves, `bf16` and `f16` in f32,
+/// with one rounding to nearest even where a kernel stores a result ([`computed_in`](DType::computed_in)). The
+/// integers and `bool` are indices, masks and stored quantized values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs)]

@@ -19,8 +19,8 @@ pub struct Layout {
     pub offset: usize,
 }
 
-/// Number of elements of a shape, or an error where it does not fit in 63 bits. Sizes of 0 are left out of that, so that
-/// strides fit too.
+/// Number of elements of a shape, or an error where it does not fit in 63 bits. Sizes of 0 are left out of that, so
+/// that strides fit too.
 pub fn element_count(shape: &[usize]) -> Result<usize> {
     let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d.max(1))).filter(|&n| n <= isize::MAX as usize);
     match count {
@@ -30,8 +30,8 @@ pub fn element_count(shape: &[usize]) -> Result<usize> {
     }
 }
 
-/// How far `count` elements `step` apart reach, from the first to the last; `None` where there are none, or where that is
-/// more than the longest dimension.
+/// How far `count` elements `step` apart reach, from the first to the last; `None` where there are none, or where
+/// that is more than the longest dimension.
 pub fn reach(count: usize, step: usize) -> Option<usize> {
     count.checked_sub(1)?.checked_mul(step)?.checked_add(1).filter(|&n| n <= isize::MAX as usize)
 }
@@ -50,8 +50,8 @@ pub fn contiguous_strides(shape: &[usize]) -> Strides {
     strides
 }
 
-/// Where the element that is number `at` in row-major order of `once` first stands in `shape`, whose sizes are those of `once`
-/// where that repeats nothing, and 1 in `once` where it is repeated.
+/// Where the element that is number `at` in row-major order of `once` first stands in `shape`, whose sizes are those
+/// of `once` where that repeats nothing, and 1 in `once` where it is repeated.
 pub fn position_of_first(mut at: usize, once: &[usize], shape: &[usize]) -> usize {
     let mut position = 0;
     for (d, stride) in contiguous_strides(shape).into_iter().enumerate().rev() {
@@ -111,8 +111,8 @@ impl Layout {
         true
     }
 
-    /// True where each step surely leads to an element of its own, as each stride is longer than all that the shorter ones
-    /// reach together; with `repeats` apart from dimensions of stride 0.
+    /// True where each step surely leads to an element of its own, as each stride is longer than all that the shorter
+    /// ones reach together; with `repeats` apart from dimensions of stride 0.
     pub(crate) fn is_distinct(&self, repeats: bool) -> bool {
         let steps = || self.shape.iter().zip(&self.strides).filter(|(n, s)| **n > 1 && !(repeats && **s == 0));
         let reach = |stride: usize| -> usize { steps().filter(|s| *s.1 < stride).map(|(n, s)| (n - 1) * s).sum() };

@@ -1,8 +1,8 @@
 //! Stand-ins: what a tensor of another device is on the meta device.
 //!
 //! A tape of the meta device takes a tensor of any device, by its shape alone. A storage of the same bytes and
-//! [`MemoryKind`](crate::MemoryKind) stands for the original's. The original holds it, so that it lives as long: there is one per
-//! storage and meta device, whichever views of it enter, and on however many tapes.
+//! [`MemoryKind`](crate::MemoryKind) stands for the original's. The original holds it, so that it lives as long:
+//! there is one per storage and meta device, whichever views of it enter, and on however many tapes.
 
 use crate::device::{Storage, same_device};
 use crate::{Device, Result, Tensor};

@@ -33,7 +33,8 @@ impl Tensor {
         self
     }
 
-    /// A tensor from host values in row-major order, counted as [`MemoryKind::Input`]. On the meta device the values are dropped.
+    /// A tensor from host values in row-major order, counted as [`MemoryKind::Input`]. On the meta device the values
+    /// are dropped.
     pub fn from_slice<T: Element>(device: &Device, shape: &[usize], values: &[T]) -> Result<Tensor> {
         if element_count(shape)? != values.len() {
             return Err(Error::tensor(
@@ -44,8 +45,8 @@ impl Tensor {
         Tensor::from_bytes(device, shape, T::DTYPE, &T::to_bytes(values))
     }
 
-    /// A tensor from the bytes of its elements in row-major order and the machine's byte order. A bool is the byte 0 or 1;
-    /// another is an error.
+    /// A tensor from the bytes of its elements in row-major order and the machine's byte order. A bool is the byte 0
+    /// or 1; another is an error.
     pub fn from_bytes(device: &Device, shape: &[usize], dtype: DType, bytes: &[u8]) -> Result<Tensor> {
         let needed = bytes_of(shape, dtype)?;
         if needed != bytes.len() {
@@ -223,8 +224,8 @@ impl Tensor {
         Ok(self.with_layout(self.layout.slice(dim, start, len, step)?))
     }
 
-    /// A view of the storage with any strides, from element `offset` of the storage: what no other view can express, like
-    /// overlapping windows.
+    /// A view of the storage with any strides, from element `offset` of the storage: what no other view can express,
+    /// like overlapping windows.
     pub fn as_strided(&self, shape: &[usize], strides: &[usize], offset: usize) -> Result<Tensor> {
         element_count(shape)?;
         let mut layout = Layout { shape: shape.into(), strides: strides.into(), offset };

@@ -1,7 +1,8 @@
 //! A forward pass that was recorded once and can be run again, with backward, under other marks.
 //!
 //! While a model runs on the meta device, all calls of its tape are noted: ops, handles that go, scopes, marks. Running
-//! the trace tells another tape the same. So peak and replays come from the engine's own code, and the model's doesn't run.
+//! the trace tells another tape the same. So peak and replays come from the engine's own code, and the model's
+//! doesn't run.
 
 use crate::device::unique;
 use crate::layout::Layout;
@@ -128,7 +129,8 @@ impl Graph {
         }
     }
 
-    /// Notes which tensors the user has let go of since the last event: those that only the tape still holds, or nobody.
+    /// Notes which tensors the user has let go of since the last event: those that only the tape still holds, or
+    /// nobody.
     pub fn note_let_go(&mut self) {
         let Some(recording) = &mut self.recording else { return };
         let mut taken = std::mem::take(&mut recording.taken);
@@ -403,8 +405,8 @@ impl Trace {
     /// at the tape's next call. Other tensors are no part of a trace.
     ///
     /// # Errors
-    /// [`Error::DeviceMismatch`] on a device that computes, whatever `forward` returns, and [`Error::NoGradient`] where the
-    /// loss depends on no leaf with a gradient, or where `forward` runs backward.
+    /// [`Error::DeviceMismatch`] on a device that computes, whatever `forward` returns, and [`Error::NoGradient`]
+    /// where the loss depends on no leaf with a gradient, or where `forward` runs backward.
     pub fn record<E: From<Error>>(
         device: &Device,
         policy: Option<Rc<dyn Policy>>,
@@ -502,8 +504,8 @@ impl Trace {
         }
     }
 
-    /// Takes over what was noted. Leaves' tensors that forward made, or that nobody else holds any more, aren't held by the
-    /// trace: each run makes its own.
+    /// Takes over what was noted. Leaves' tensors that forward made, or that nobody else holds any more, aren't held
+    /// by the trace: each run makes its own.
     fn take_events(&mut self, recording: Recording) {
         let Recording { mut events, times, start, held, .. } = recording;
         let let_go: HashSet<u64> =

@@ -1,4 +1,5 @@
-//! Times each kind of kernel on the shapes of a small transformer's step: `cargo run --release --example kernels [filter]`.
+//! Times each kind of kernel on the shapes of a small transformer's step: `cargo run --release --example kernels
+//! [filter]`.
 
 use retape_core::kernel::{
     self, AdamWConfig, AttentionSpec, BinaryFn, CrossEntropySpec, RandomStream, ReduceFn, UnaryFn,

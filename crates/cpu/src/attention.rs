@@ -4,13 +4,13 @@
 //! p_ij = exp((s_ij - m_i) - l_i): out_i = sum_j p_ij v_j. Keys come in tiles; a row's running maximum m and sum z
 //! absorb each tile by z = z e^(m - m') + sum_j e^(s_ij - m'), and out likewise. The maximum is never clamped.
 //!
-//! Backward rebuilds p from scores that it makes again, and m and l. Where scores are large, their last places decide what a
-//! weight is; so all passes make them by [`scores`], which gives one pair the same bits in any tile.
+//! Backward rebuilds p from scores that it makes again, and m and l. Where scores are large, their last places decide
+//! what a weight is; so all passes make them by [`scores`], which gives one pair the same bits in any tile.
 //!
 //! Tiles above the causal diagonal are never visited, only tiles on it are masked. Every tile's product is one small
-//! GEMM on the operands as they lie in memory (of 16 bits, on a widened copy of their tile), so nothing beyond a tensor's
-//! end is read and nothing is padded. Pairs of a tile that aren't seen have weight 0, which would be NaN times a row that
-//! isn't finite: see [`Sight::product`].
+//! GEMM on the operands as they lie in memory (of 16 bits, on a widened copy of their tile), so nothing beyond a
+//! tensor's end is read and nothing is padded. Pairs of a tile that aren't seen have weight 0, which would be NaN
+//! times a row that isn't finite: see [`Sight::product`].
 
 use crate::exec::Exec;
 use crate::gemm::{Matrix, product};
@@ -106,7 +106,8 @@ impl Mask<'_> {
         Mask { queries, keys, sequences, causal: spec.causal, window, dropout, keep }
     }
 
-    /// The sequence that has time `t` by `bounds`, which are the sequences' queries or keys; the only one without sequences.
+    /// The sequence that has time `t` by `bounds`, which are the sequences' queries or keys; the only one without
+    /// sequences.
     #[inline(always)]
     fn sequence(&self, t: usize, bounds: impl FnOnce(Sequences<'_>) -> &[usize]) -> Sequence {
         let (queries, keys, s) = match self.sequences {
@@ -235,8 +236,8 @@ impl<T: Float> Sight<'_, T> {
         within && !self.bias.is_some_and(|bias| bias.hides(self.head, i, j))
     }
 
-    /// out (+)= alpha weights rows, where the weights are the tile's (or its transpose), and 0 where a pair isn't seen. Such
-    /// a pair takes nothing of its row, whatever that holds. `spare` has room for the rows.
+    /// out (+)= alpha weights rows, where the weights are the tile's (or its transpose), and 0 where a pair isn't
+    /// seen. Such a pair takes nothing of its row, whatever that holds. `spare` has room for the rows.
     #[inline(always)]
     pub fn product(
         &self,
@@ -305,9 +306,10 @@ fn product_of_seen<T: Float>(
     }
 }
 
-/// s = scale q k^T for a tile of queries and one of keys, in memory of at least 2 rows and 128 columns. A score has the same
-/// bits in whichever tile. faer adds in other orders where a product is a single row or column, of depth 1, or small and of a
-/// depth above 64: the first are made of that one twice, the second here, the last of each key many times.
+/// s = scale q k^T for a tile of queries and one of keys, in memory of at least 2 rows and 128 columns. A score has
+/// the same bits in whichever tile. faer adds in other orders where a product is a single row or column, of depth 1,
+/// or small and of a depth above 64: the first are made of that one twice, the second here, the last of each key many
+/// times.
 pub(crate) fn scores<T: Float>(s: Matrix<T>, q: Matrix<T>, k: Matrix<T>, scale: T) {
     if q.cols == 1 {
         for r in 0..s.rows {

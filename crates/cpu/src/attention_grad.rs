@@ -1,5 +1,5 @@
-//! Backward of tiled attention, in two passes that each recompute the weights p_ij = exp((s_ij - m_i) - l_i), where stats are
-//! m_i, the largest score of the row, and l_i = ln sum_j exp(s_ij - m_i).
+//! Backward of tiled attention, in two passes that each recompute the weights p_ij = exp((s_ij - m_i) - l_i), where
+//! stats are m_i, the largest score of the row, and l_i = ln sum_j exp(s_ij - m_i).
 //!
 //! With g the gradient of out, z_ij = kept_ij / (1 - p_drop) and delta_i = g_i . out_i:
 //! dv_j = sum_i z_ij p_ij g_i, dp_ij = z_ij g_i . v_j, ds_ij = p_ij (dp_ij - delta_i),
@@ -7,8 +7,8 @@
 //!
 //! The gradient of an additive mask is ds, summed over what the mask repeats.
 //!
-//! One pass owns blocks of keys and gives dk and dv, the other owns blocks of queries and gives dq: every sum is made by
-//! one task in a fixed order.
+//! One pass owns blocks of keys and gives dk and dv, the other owns blocks of queries and gives dq: every sum is made
+//! by one task in a fixed order.
 
 use crate::attention::{Bias, Heads, Mask, Sight, scores, work};
 use crate::exec::Exec;
@@ -87,8 +87,8 @@ impl<'a, T: Float> Pass<'a, T> {
         }
     }
 
-    /// Fills `p` with z p and `ds` with ds for queries `i ..` and keys `j ..` of one head; both 0 where a pair isn't seen,
-    /// whatever its rows hold.
+    /// Fills `p` with z p and `ds` with ds for queries `i ..` and keys `j ..` of one head; both 0 where a pair isn't
+    /// seen, whatever its rows hold.
     #[inline(always)]
     fn weights(&self, (b, h): (usize, usize), i: usize, j: usize, tiles: &Tiles<T>, p: Matrix<T>, ds: Matrix<T>) {
         let (rows, keys) = (p.rows, p.cols);
@@ -114,8 +114,8 @@ impl<'a, T: Float> Pass<'a, T> {
                 let (mut weights, mut grads) = ([T::ZERO; BLOCK], [T::ZERO; BLOCK]);
                 if c < visible {
                     let below = lanes!(n => s[n] - maximum);
-                    // No score is above the largest, and no weight above 1, even if a product has rounded otherwise than
-                    // forward's.
+                    // No score is above the largest, and no weight above 1, even if a product has rounded otherwise
+                    // than forward's.
                     weights = lanes!(n => Float::exp((if below[n] > T::ZERO { T::ZERO } else { below[n] }) - log_sum));
                     if self.mask.drops() {
                         let kept = self.mask.kept(index * self.q.time + i + r, j + c);
@@ -249,8 +249,8 @@ fn attention_grad_q_of<T: Float>(exec: &Exec, k: &kernel::AttentionGradQ<'_>) {
     );
 }
 
-/// dmask `[batch or 1, heads or 1, Tq or 1, Tk]`. A task owns a strip of keys of one of the mask's heads, and adds up the
-/// heads and queries that it serves in their order, a tile of rows after the other.
+/// dmask `[batch or 1, heads or 1, Tq or 1, Tk]`. A task owns a strip of keys of one of the mask's heads, and adds up
+/// the heads and queries that it serves in their order, a tile of rows after the other.
 pub(crate) fn attention_grad_mask(exec: &Exec, k: &kernel::AttentionGradMask<'_>) -> Result<()> {
     for_float!("attention_grad_mask", k.inputs.forward.q.dtype(), T => attention_grad_mask_of::<T>(exec, k))
 }

@@ -54,8 +54,9 @@ impl Exec {
 
     /// Calls `body` with 0..tasks, in parallel where `work` is worth it, compiled for the machine's best instruction
     /// set as far as `T` asks for it. Tasks must be cut by the shape alone, so that results don't depend on the number
-    /// of threads. Closures passed here carry `#[inline(always)]`, so that they are compiled inside the dispatch; for the same reason their loops are
-    /// `for` loops: `for_each`, `array::map` and the like become functions of their own.
+    /// of threads. Closures passed here carry `#[inline(always)]`, so that they are compiled inside the dispatch; for
+    /// the same reason their loops are `for` loops: `for_each`, `array::map` and the like become functions of their
+    /// own.
     #[inline(always)]
     pub fn run<T: Target>(&self, tasks: usize, work: usize, body: impl Fn(usize) + Sync) {
         self.spread(tasks, work, &|task| self.compiled::<T, _, _>(&body, task));

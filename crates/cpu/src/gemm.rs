@@ -1,9 +1,9 @@
 //! Matrix product: out (+)= alpha a b, by faer's kernels on fixed tiles of `out`.
 //!
 //! The tiles follow from the shape alone. Each is computed by one thread over the whole of k (where that is long, in
-//! pieces), so the result has the same bits for any number of threads. faer is equally fast for every orientation of its
-//! operands, so views go in as they are. Operands of 16 bits are widened a block at a time: their tile of `out` is summed
-//! over k in f32 and rounded once.
+//! pieces), so the result has the same bits for any number of threads. faer is equally fast for every orientation of
+//! its operands, so views go in as they are. Operands of 16 bits are widened a block at a time: their tile of `out`
+//! is summed over k in f32 and rounded once.
 
 use crate::exec::{Baseline, Exec};
 use crate::math::Float;

@@ -1,5 +1,5 @@
-//! Reductions that look at a group of elements more than once, and the gradients of all. A group is what is reduced to one
-//! number. Sums run in f64, in 64 lanes: one fixed order.
+//! Reductions that look at a group of elements more than once, and the gradients of all. A group is what is reduced
+//! to one number. Sums run in f64, in 64 lanes: one fixed order.
 
 use crate::exec::Exec;
 use crate::math::{Float, fold_lanes};
@@ -181,7 +181,8 @@ fn far_norm<T: Float>(x: &Group<'_, T>, ord: f64) -> f64 {
     if most == 0.0 { 0.0 } else { most * relative_norm(x, ord, most) }
 }
 
-/// out = f over the dimensions where out has size 1 and x has not, for the functions that need more than one pass or f64.
+/// out = f over the dimensions where out has size 1 and x has not, for the functions that need more than one pass or
+/// f64.
 pub(crate) fn reduce(exec: &Exec, k: &kernel::Reduce<'_>) -> Result<()> {
     for_float!("reduce", k.x.dtype(), T => reduce_of::<T>(exec, k))?
 }

@@ -27,8 +27,8 @@ impl Half {
     }
 }
 
-/// What spans may hold. Conversions are functions of single numbers, never inlined: a block whose address went to one would no
-/// longer be a register's, and the loops of f32 would not be vectorised.
+/// What spans may hold. Conversions are functions of single numbers, never inlined: a block whose address went to one
+/// would no longer be a register's, and the loops of f32 would not be vectorised.
 pub(crate) trait Cell: Copy + Default {
     /// True for f32 alone, whose elements may lie as 16 bits.
     const WIDENS: bool = false;
@@ -69,8 +69,8 @@ impl Cell for f32 {
     }
 }
 
-/// Calls `body`, which writes all of a row and may read back what it wrote, with `out` itself or, where that would round,
-/// with scratch in its place.
+/// Calls `body`, which writes all of a row and may read back what it wrote, with `out` itself or, where that would
+/// round, with scratch in its place.
 #[inline(always)]
 pub(crate) fn unrounded<T: Float>(exec: &Exec, out: Span<T>, body: impl FnOnce(Span<T>)) {
     let mut scratch = exec.scratch::<T>(if out.rounds() { out.len() } else { 0 });

@@ -157,8 +157,9 @@ fn gather_by<T: Cell + Send + Sync, const K: usize>(exec: &Exec, k: &kernel::Gat
 const TASK: usize = 16 * 1024;
 const COLUMNS: usize = 128;
 
-/// A scatter-add taken apart. Along `column` dimensions `out` differs and the indices repeat. All other dimensions make the
-/// entries: where `out` differs there are segments, which share no place of it, and within a segment are those that may meet.
+/// A scatter-add taken apart. Along `column` dimensions `out` differs and the indices repeat. All other dimensions
+/// make the entries: where `out` differs there are segments, which share no place of it, and within a segment are
+/// those that may meet.
 struct Scatter<'a, T> {
     places: Places,
     /// Offsets of the indices, and of source and out, by segment and by entry within it.
@@ -173,8 +174,8 @@ struct Scatter<'a, T> {
     bits: u32,
 }
 
-/// out[indices[..][i], .., i] += alpha source[i]. Entries are sorted by their place, so those that meet stand together, in
-/// their order: one task adds them up and then adds their sum.
+/// out[indices[..][i], .., i] += alpha source[i]. Entries are sorted by their place, so those that meet stand
+/// together, in their order: one task adds them up and then adds their sum.
 pub(crate) fn scatter_add(exec: &Exec, k: &kernel::ScatterAdd<'_>) -> Result<()> {
     for_float!("scatter_add", k.out.dtype(), T => scatter_add_of::<T>(exec, k))?
 }

@@ -67,7 +67,8 @@ impl Default for Cpu {
     }
 }
 
-// SAFETY: the pool gives what was asked for; kernels go through spans, which are as long as their operand's layout reaches.
+// SAFETY: the pool gives what was asked for; kernels go through spans, which are as long as their operand's layout
+// reaches.
 unsafe impl Backend for Cpu {
     fn name(&self) -> String {
         "cpu".into()

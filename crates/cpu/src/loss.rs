@@ -1,7 +1,7 @@
 //! Softmax cross-entropy: with class weights w and a target distribution q, the loss of a row is
-//! sum over c of w_c q_c s_c, where s_c = -ln p_c = (m - x_c) + log, m = max x, log = ln sum exp(x - m); s_t for a plain
-//! class t. m and log are never added up: where logits are large, their sum has lost log.
-//! The gradient is softmax sum(w q) - w q over the count; nothing of the logits' size is held besides its result.
+//! sum over c of w_c q_c s_c, where s_c = -ln p_c = (m - x_c) + log, m = max x, log = ln sum exp(x - m); s_t for a
+//! plain class t. m and log are never added up: where logits are large, their sum has lost log. The gradient is
+//! softmax sum(w q) - w q over the count; nothing of the logits' size is held besides its result.
 
 use crate::exec::Exec;
 use crate::math::{Float, sum_blocks};
@@ -405,8 +405,8 @@ fn target_grad_of<T: Float>(exec: &Exec, k: &kernel::CrossEntropyTargetGrad<'_>)
     Ok(())
 }
 
-/// out_c = the sum over rows of g q_c ((m - x_c) + log) / count; and where the count is a sum of weights, less what a weight
-/// takes from the mean by being in it. Class weights are seldom learned: one thread.
+/// out_c = the sum over rows of g q_c ((m - x_c) + log) / count; and where the count is a sum of weights, less what a
+/// weight takes from the mean by being in it. Class weights are seldom learned: one thread.
 pub(crate) fn weight_grad(k: &kernel::CrossEntropyWeightGrad<'_>) -> Result<()> {
     for_float!("cross_entropy_weight_grad", k.scores.logits.dtype(), T => weight_grad_of::<T>(k))?
 }

@@ -332,7 +332,8 @@ pub(crate) fn reduce_blocks<T: Copy>(
     fold_lanes(lanes, join)
 }
 
-/// Blocks that a lane adds up in the tensor's dtype; such sums are added in f64. So the error doesn't grow with the length.
+/// Blocks that a lane adds up in the tensor's dtype; such sums are added in f64. So the error doesn't grow with the
+/// length.
 pub(crate) const DEPTH: usize = 16;
 
 /// The sum of what `block(i)` gives for i = 0, 64, 128 .. below `len`.

@@ -2,9 +2,9 @@
 //! same with 0 in place of the mean.
 //!
 //! With xhat = (x - mean) rstd: out = xhat weight + bias. For the gradient let e = g weight; as mean and rstd depend on
-//! every x of the row, dx = rstd (e - mean(e) - xhat mean(e xhat)). Mean and variance are taken in two passes. A row whose
-//! squares overflow, or vanish with no eps to speak of, or which lies so far from 0 that the mean's rounding counts, is done
-//! again, scaled and in f64 ([`FarRow`]).
+//! every x of the row, dx = rstd (e - mean(e) - xhat mean(e xhat)). Mean and variance are taken in two passes. A row
+//! whose squares overflow, or vanish with no eps to speak of, or which lies so far from 0 that the mean's rounding
+//! counts, is done again, scaled and in f64 ([`FarRow`]).
 
 use crate::exec::Exec;
 use crate::math::{DEPTH, Float, sum_blocks, sums_of_blocks};
@@ -260,9 +260,9 @@ fn layer_norm_grad_of<T: Float>(exec: &Exec, k: &kernel::LayerNormGrad<'_>) {
     );
 }
 
-/// dweight = sum over rows of g xhat, dbias = sum of g. Columns are cut into strips; where these are few, rows are cut into
-/// pieces by their number alone, and the pieces' sums added in order. DEPTH rows are added in the tensor's dtype, such sums
-/// in f64.
+/// dweight = sum over rows of g xhat, dbias = sum of g. Columns are cut into strips; where these are few, rows are
+/// cut into pieces by their number alone, and the pieces' sums added in order. DEPTH rows are added in the tensor's
+/// dtype, such sums in f64.
 pub(crate) fn layer_norm_param_grad(exec: &Exec, k: &kernel::LayerNormParamGrad<'_>) -> Result<()> {
     for_float!("layer_norm_param_grad", k.x.dtype(), T => layer_norm_param_grad_of::<T>(exec, k))
 }

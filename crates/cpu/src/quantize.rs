@@ -1,7 +1,7 @@
-//! Symmetric absmax int8 by groups of consecutive elements of the last dimension: q = (x / scale) 127 rounded to nearest
-//! even, or up with the probability of what is cut off. The scale is the largest magnitude and not its 127th part: that may
-//! be subnormal, and 127 times it more than the largest number. Each row is read once: a group stays in cache between its
-//! absmax and its rounding.
+//! Symmetric absmax int8 by groups of consecutive elements of the last dimension: q = (x / scale) 127 rounded to
+//! nearest even, or up with the probability of what is cut off. The scale is the largest magnitude and not its 127th
+//! part: that may be subnormal, and 127 times it more than the largest number. Each row is read once: a group stays
+//! in cache between its absmax and its rounding.
 
 use crate::exec::Exec;
 use crate::math::{Float, reduce_blocks};
@@ -36,8 +36,8 @@ fn quantize_of<T: Float>(exec: &Exec, k: &kernel::Quantize<'_>) {
     );
 }
 
-/// Quantizes one group and gives its scale. `draws`: the stream that decides what is rounded up, and the first element's
-/// number in it.
+/// Quantizes one group and gives its scale. `draws`: the stream that decides what is rounded up, and the first
+/// element's number in it.
 #[inline(always)]
 fn quantize_group<T: Float>(x: Span<T>, q: Span<u8>, draws: Option<(RandomStream, u64)>) -> T {
     let absmax = reduce_blocks(

@@ -1,8 +1,9 @@
 //! Sums, products and extrema over dimensions, and the sum of squares.
 //!
-//! A sum is cut by the logical shape alone, never by strides or threads: 64 lanes (along a row) or one lane a column add
-//! up a few elements in the tensor's dtype, and these sums in f64; pieces are added in f64 in their order. So the error
-//! doesn't grow with the number of elements. Products run in f64 alone: what a part of them exceeds, the whole may not.
+//! A sum is cut by the logical shape alone, never by strides or threads: 64 lanes (along a row) or one lane a column
+//! add up a few elements in the tensor's dtype, and these sums in f64; pieces are added in f64 in their order. So the
+//! error doesn't grow with the number of elements. Products run in f64 alone: what a part of them exceeds, the whole
+//! may not.
 
 use crate::exec::Exec;
 use crate::groups;
@@ -155,7 +156,8 @@ fn fold<T: Float>(
     if x.is_empty() {
         return (0..outs.len()).for_each(|i| outs.set(i, start.0));
     }
-    // The innermost group of neighbouring dimensions of one kind is the inner axis: a row to reduce, or columns to keep.
+    // The innermost group of neighbouring dimensions of one kind is the inner axis: a row to reduce, or columns to
+    // keep.
     let sized = |dims: &Shape| dims.iter().rev().find(|&&d| x.shape()[d] > 1).copied();
     let rows_reduced = match (sized(&reduced), sized(&kept)) {
         (Some(r), Some(k)) => r > k,

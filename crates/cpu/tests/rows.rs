@@ -476,8 +476,8 @@ fn stochastic_rounding_is_right_on_average() {
     }
 }
 
-/// Planes of several strips, windows that overlap, skip rows, reach into the padding or see nothing of a strip: the bits of
-/// sums in the order of outputs, in f32 for halves. Sums that aren't rounded need no scratch.
+/// Planes of several strips, windows that overlap, skip rows, reach into the padding or see nothing of a strip: the
+/// bits of sums in the order of outputs, in f32 for halves. Sums that aren't rounded need no scratch.
 #[test]
 fn gradients_of_the_largest() {
     let device = device(2);

@@ -1,10 +1,10 @@
-//! Every function of the CUDA driver that `cust_raw` declares, defined here, so that a program that uses cust links, and
-//! starts, on a machine without CUDA. The first call of any of them binds to `libcuda.so.1`, or to the library that
-//! [`use_library`] or the environment variable `RETAPE_CUDA_DRIVER` names; without one, every call returns
+//! Every function of the CUDA driver that `cust_raw` declares, defined here, so that a program that uses cust links,
+//! and starts, on a machine without CUDA. The first call of any of them binds to `libcuda.so.1`, or to the library
+//! that [`use_library`] or the environment variable `RETAPE_CUDA_DRIVER` names; without one, every call returns
 //! `CUDA_ERROR_NO_DEVICE`, and [`missing`] says why.
 //!
-//! Each function is a trampoline: it jumps to the address in its slot, which starts out empty and is filled by `resolve`.
-//! Trampolines are written for x86-64 Linux; elsewhere every call returns `CUDA_ERROR_NO_DEVICE`.
+//! Each function is a trampoline: it jumps to the address in its slot, which starts out empty and is filled by
+//! `resolve`. Trampolines are written for x86-64 Linux; elsewhere every call returns `CUDA_ERROR_NO_DEVICE`.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -50,7 +50,8 @@ fn driver() -> &'static Result<(PathBuf, libloading::Library), String> {
         let names = chosen.map_or_else(|| vec!["libcuda.so.1".into(), "libcuda.so".into()], |path| vec![path]);
         let mut reasons = Vec::new();
         for name in names {
-            // SAFETY: loading runs the library's initialisers; it is the system's CUDA driver, or what the user named as such.
+            // SAFETY: loading runs the library's initialisers; it is the system's CUDA driver, or what the user named
+            // as such.
             match unsafe { libloading::Library::new(&name) } {
                 // SAFETY: the symbol is only looked up.
                 Ok(library) if unsafe { library.get::<*const ()>(b"cuInit") }.is_ok() => return Ok((name, library)),

@@ -36,8 +36,9 @@ extern "C" fn error_text(code: c_int, text: *mut *const c_char) -> c_int {
     0
 }
 
-// Keeps what the six integer argument registers hold while `resolve` runs; no driver function that cust calls takes floats.
-// Entered by a jump with the index in r11, the caller's return address on top of the stack, and leaves by a jump.
+// Keeps what the six integer argument registers hold while `resolve` runs; no driver function that cust calls takes
+// floats. Entered by a jump with the index in r11, the caller's return address on top of the stack, and leaves by a
+// jump.
 std::arch::global_asm!(
     ".globl retape_cuda_bind",
     ".hidden retape_cuda_bind",

@@ -1,9 +1,9 @@
 //! What the kernels reach on a GPU: attention, products, and what only moves memory against a copy of the same number
 //! of bytes.
 //!
-//! `speed [--small] [--json FILE]`. Every figure is the median of several timed runs of some launches each, after a warm-up,
-//! with random data and operands that rotate through more memory than the caches hold. With `--small` the sizes are tiny: a
-//! rehearsal, whose times mean nothing.
+//! `speed [--small] [--json FILE]`. Every figure is the median of several timed runs of some launches each, after a
+//! warm-up, with random data and operands that rotate through more memory than the caches hold. With `--small` the
+//! sizes are tiny: a rehearsal, whose times mean nothing.
 
 use retape_core::kernel::{self, AdamWConfig, AttentionSpec, CrossEntropySpec, RandomStream};
 use retape_core::{DType, Device, MemoryKind, Result, Tensor};

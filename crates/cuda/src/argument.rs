@@ -1,5 +1,5 @@
-//! Tensors as kernels take them: the twin of `Tensor` in kernels/tensor.cuh, and the ways to bring tensors of any strides
-//! into the few forms that kernels expect.
+//! Tensors as kernels take them: the twin of `Tensor` in kernels/tensor.cuh, and the ways to bring tensors of any
+//! strides into the few forms that kernels expect.
 
 use crate::device::Gpu;
 use retape_core::{DType, Error, Result, Tensor};
@@ -58,8 +58,8 @@ impl TensorArg {
         tensor.map_or(Ok(TensorArg::ABSENT), |tensor| TensorArg::plain(gpu, kernel, tensor))
     }
 
-    /// Tensors of one shape, for elementwise kernels: dimensions of size 1 are left out, and neighbours are merged where that
-    /// can be done in all of them; contiguous ones come out with one dimension (or none).
+    /// Tensors of one shape, for elementwise kernels: dimensions of size 1 are left out, and neighbours are merged
+    /// where that can be done in all of them; contiguous ones come out with one dimension (or none).
     pub fn elementwise<const N: usize>(
         gpu: &Gpu,
         kernel: &'static str,
@@ -68,8 +68,9 @@ impl TensorArg {
         TensorArg::merged(gpu, kernel, tensors, 0)
     }
 
-    /// Tensors of one shape but for the last `kept` dimensions, which are left as they are and come last; those before are
-    /// merged as in `elementwise`. With `kept` 1, kernels see rows: a rank-0 tensor is one row of one element.
+    /// Tensors of one shape but for the last `kept` dimensions, which are left as they are and come last; those
+    /// before are merged as in `elementwise`. With `kept` 1, kernels see rows: a rank-0 tensor is one row of one
+    /// element.
     pub fn merged<const N: usize>(
         gpu: &Gpu,
         kernel: &'static str,
@@ -103,8 +104,8 @@ impl TensorArg {
         Ok(args)
     }
 
-    /// Some of the tensor's dimensions, in this order, as one index: neighbours that can be are merged, and those of size 1
-    /// left out.
+    /// Some of the tensor's dimensions, in this order, as one index: neighbours that can be are merged, and those of
+    /// size 1 left out.
     pub fn of_dims(gpu: &Gpu, kernel: &'static str, tensor: &Tensor, dims: &[usize]) -> Result<TensorArg> {
         let mut merged: Vec<(usize, usize)> = Vec::new();
         for &d in dims {
@@ -134,8 +135,8 @@ impl TensorArg {
         self.data.is_multiple_of(16) && self.rank <= 1 && (self.rank < 1 || self.strides[0] == 1 || self.shape[0] <= 1)
     }
 
-    /// True where packs of 8 elements along the last dimension lie together, each at a multiple of 16 bytes, or are one element
-    /// repeated; so too if absent.
+    /// True where packs of 8 elements along the last dimension lie together, each at a multiple of 16 bytes, or are
+    /// one element repeated; so too if absent.
     pub fn reads_in_packs(&self) -> bool {
         let Some(last) = self.rank.checked_sub(1).filter(|&last| last >= 0).map(|last| last as usize) else {
             return self.rank < 0 || self.data.is_multiple_of(16);

@@ -1,4 +1,5 @@
-//! Attention: kernels/attention_simt.cu for all that the contract allows, kernels/attention_mma_*.cu where tensor cores can.
+//! Attention: kernels/attention_simt.cu for all that the contract allows, kernels/attention_mma_*.cu where tensor
+//! cores can.
 
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters, Tables};

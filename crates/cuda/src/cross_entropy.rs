@@ -1,7 +1,7 @@
 //! Cross-entropy, the loss of log-probabilities, and their gradients: kernels/cross_entropy.cu.
 //!
-//! In the workspace: two totals, 8 bytes for each team of threads where losses are summed, 16 for each class in the gradient
-//! by class weights.
+//! In the workspace: two totals, 8 bytes for each team of threads where losses are summed, 16 for each class in the
+//! gradient by class weights.
 
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters, Workspace};

@@ -1,9 +1,10 @@
 //! cuBLASLt, NVIDIA's library of matrix products, bound at the first product where there is one. The few functions that
-//! are used are declared here (cublasLt.h of CUDA 12 and 13, which agree in them); without the library, the project's own
-//! kernels do the work.
+//! are used are declared here (cublasLt.h of CUDA 12 and 13, which agree in them); without the library, the project's
+//! own kernels do the work.
 //!
-//! An algorithm is chosen by the library's heuristics once for each [`Gemm`], so that equal shapes give equal bits; those
-//! that would add partial sums up in the output's dtype are ruled out. f32 is summed in f32 from f32, never TF32.
+//! An algorithm is chosen by the library's heuristics once for each [`Gemm`], so that equal shapes give equal bits;
+//! those that would add partial sums up in the output's dtype are ruled out. f32 is summed in f32 from f32, never
+//! TF32.
 
 use crate::device::Gpu;
 use libloading::Library;
@@ -55,7 +56,8 @@ pub(crate) struct CublasLt {
 }
 
 impl CublasLt {
-    /// Queues the product for each triple of addresses of a, b and out. False where there is no library, or it has no algorithm for this.
+    /// Queues the product for each triple of addresses of a, b and out. False where there is no library, or it has no
+    /// algorithm for this.
     pub fn run(
         &self,
         gpu: &Gpu,
@@ -204,8 +206,8 @@ struct Loaded {
     plans: Mutex<HashMap<Gemm, Option<Plan>>>,
 }
 
-// SAFETY: the library's handle and descriptions may be used from any thread that has the context current; plans are made, and
-// calls are queued, behind the Mutex.
+// SAFETY: the library's handle and descriptions may be used from any thread that has the context current; plans are
+// made, and calls are queued, behind the Mutex.
 unsafe impl Send for Loaded {}
 // SAFETY: as above.
 unsafe impl Sync for Loaded {}
@@ -267,8 +269,9 @@ impl Loaded {
         let [a_layout, b_layout, out_layout] = plan.layouts;
         for [a, b, out] in addresses {
             let (a, b, out) = (a as *const c_void, b as *const c_void, out as *mut c_void);
-            // SAFETY: the description fits the operands, which `Gemm` says; they lie on this device, alive and in bounds, and
-            // `out` shares nothing with a and b (the contract of core). The workspace is used in the order of the stream.
+            // SAFETY: the description fits the operands, which `Gemm` says; they lie on this device, alive and in
+            // bounds, and `out` shares nothing with a and b (the contract of core). The workspace is used in the
+            // order of the stream.
             let status = unsafe {
                 (self.functions.matmul)(
                     self.handle,
@@ -323,8 +326,8 @@ impl Functions {
     ) -> std::result::Result<(), Status> {
         let (compute, scale) = if gemm.out.dtype == DType::F64 { (COMPUTE_64F, R_64F) } else { (COMPUTE_32F, R_32F) };
         let operation = |operand: &Operand| if operand.transposed { OP_T } else { OP_N };
-        // SAFETY: every call writes one handle, or sets an attribute of a handle made before from a value of the type that
-        // cublasLt.h names for it.
+        // SAFETY: every call writes one handle, or sets an attribute of a handle made before from a value of the type
+        // that cublasLt.h names for it.
         unsafe {
             check((self.desc_create)(&mut plan.desc, compute, scale))?;
             set(self.desc_set, plan.desc, DESC_TRANSA, operation(&gemm.a))?;

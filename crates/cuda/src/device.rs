@@ -1,5 +1,5 @@
-//! The only file that calls the driver: the context, the stream, modules and launches, memory and copies, through cust and,
-//! where cust has no wrapper, raw calls. All of it runs on one stream, in the order of the calls.
+//! The only file that calls the driver: the context, the stream, modules and launches, memory and copies, through
+//! cust and, where cust has no wrapper, raw calls. All of it runs on one stream, in the order of the calls.
 
 use crate::Options;
 use crate::kernels::{self, Images};
@@ -42,8 +42,8 @@ fn code(error: CudaError) -> u32 {
 /// Parameters of a kernel: one struct with the layout of its C++ twin.
 ///
 /// # Safety
-/// The type is `repr(C)`, has no padding that matters, and has the fields of the struct that the kernels named in the launch
-/// take, in the same order. Its size is checked against the kernel's where the driver can tell (CUDA 12.4).
+/// The type is `repr(C)`, has no padding that matters, and has the fields of the struct that the kernels named in the
+/// launch take, in the same order. Its size is checked against the kernel's where the driver can tell (CUDA 12.4).
 pub(crate) unsafe trait Parameters: Copy {}
 
 /// Where a launch goes and how much of the device it takes.
@@ -84,8 +84,8 @@ pub(crate) struct Gpu {
     properties: Properties,
 }
 
-// SAFETY: the handles in it may be used from any thread that has the context current, which `enter` sees to; what changes
-// lies behind a Mutex.
+// SAFETY: the handles in it may be used from any thread that has the context current, which `enter` sees to; what
+// changes lies behind a Mutex.
 unsafe impl Send for Gpu {}
 // SAFETY: as above.
 unsafe impl Sync for Gpu {}
@@ -191,7 +191,8 @@ impl Gpu {
     fn open_pool(device: sys::CUdevice) -> Driver<sys::CUmemoryPool> {
         let mut pool = std::ptr::null_mut();
         let mut threshold = u64::MAX;
-        // SAFETY: both write or read one value of the type that the driver API names for it; the device handle is valid.
+        // SAFETY: both write or read one value of the type that the driver API names for it; the device handle is
+        // valid.
         unsafe {
             check(sys::cuDeviceGetDefaultMemPool(&mut pool, device))?;
             let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
@@ -257,8 +258,8 @@ impl Gpu {
         }
     }
 
-    /// Calls what may find the device full, and if it is, once more without what the pool keeps for later: it may lie there in
-    /// pieces of other sizes, and the driver itself needs memory for kernels when they are first used.
+    /// Calls what may find the device full, and if it is, once more without what the pool keeps for later: it may lie
+    /// there in pieces of other sizes, and the driver itself needs memory for kernels when they are first used.
     fn with_room<T>(&self, call: impl Fn() -> Driver<T>) -> Driver<T> {
         match call() {
             Err(OUT_OF_MEMORY) => {
@@ -276,14 +277,14 @@ impl Gpu {
         if address == 0 || self.enter().is_err() {
             return;
         }
-        // SAFETY: the address came from cuMemAllocAsync and is given back once. A failure means that the context is lost,
-        // and the memory with it; a destructor has nobody to tell.
+        // SAFETY: the address came from cuMemAllocAsync and is given back once. A failure means that the context is
+        // lost, and the memory with it; a destructor has nobody to tell.
         let _ = unsafe { sys::cuMemFreeAsync(address as u64, self.stream.as_inner()) };
     }
 
-    /// At least `bytes` bytes of scratch that outlive the call: one buffer for all kernels, which grows to what the largest
-    /// asked for. As launches run in the order in which they are queued, it may be dropped, for the next kernel to use, once
-    /// the last launch that needs it is queued.
+    /// At least `bytes` bytes of scratch that outlive the call: one buffer for all kernels, which grows to what the
+    /// largest asked for. As launches run in the order in which they are queued, it may be dropped, for the next
+    /// kernel to use, once the last launch that needs it is queued.
     pub fn workspace(&self, bytes: usize) -> Result<Workspace<'_>> {
         let mut range = self.workspace.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if range.bytes < bytes {
@@ -306,8 +307,8 @@ impl Gpu {
         for (i, chunk) in bytes.chunks(STAGING).enumerate() {
             staging[..chunk.len()].copy_from_slice(chunk);
             let target = (address + i * STAGING) as u64;
-            // SAFETY: the caller checked that the range lies in its allocation; the staging memory is locked until the copy,
-            // which is waited for, has ended.
+            // SAFETY: the caller checked that the range lies in its allocation; the staging memory is locked until
+            // the copy, which is waited for, has ended.
             check(unsafe {
                 sys::cuMemcpyHtoDAsync_v2(target, staging.as_ptr().cast(), chunk.len(), self.stream.as_inner())
             })
@@ -395,8 +396,9 @@ impl Gpu {
         let function = self.function(launch, size_of::<P>())?;
         let [x, y, z] = launch.grid;
         let mut arguments = [(&raw const *parameters).cast_mut().cast::<c_void>()];
-        // SAFETY: the function takes one struct by value, of this size (checked) and layout (`Parameters`), which the call
-        // copies. What the struct's addresses reach is the contract of core: tensors of this device, alive and in bounds.
+        // SAFETY: the function takes one struct by value, of this size (checked) and layout (`Parameters`), which the
+        // call copies. What the struct's addresses reach is the contract of core: tensors of this device, alive and
+        // in bounds.
         let queue = |parameters| unsafe {
             let (stream, none) = (self.stream.as_inner(), std::ptr::null_mut());
             sys::cuLaunchKernel(function, x, y, z, launch.block, 1, 1, launch.shared, stream, parameters, none)
@@ -479,8 +481,8 @@ fn describe(code: u32) -> String {
     type Text = unsafe extern "C" fn(u32, *mut *const c_char) -> u32;
     let mut text = std::ptr::null();
     let known = retape_cuda_driver::function("cuGetErrorString").is_some_and(|address| {
-        // SAFETY: the driver API's type, with the enum of codes as the integer that it is: newer drivers know more codes than
-        // cust's enum. It writes the address of a text that lives forever.
+        // SAFETY: the driver API's type, with the enum of codes as the integer that it is: newer drivers know more
+        // codes than cust's enum. It writes the address of a text that lives forever.
         unsafe { std::mem::transmute::<*const (), Text>(address)(code, &mut text) == 0 }
     });
     if known && !text.is_null() {

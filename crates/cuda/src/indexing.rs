@@ -1,7 +1,7 @@
 //! Elements by their position: kernels/indexing.cu.
 //!
-//! Scatter-add sorts a key of 8 bytes for each entry, in the workspace that the op declares, where entries may meet. An entry
-//! is one element of the source, or a row of such where the index repeats along it.
+//! Scatter-add sorts a key of 8 bytes for each entry, in the workspace that the op declares, where entries may meet.
+//! An entry is one element of the source, or a row of such where the index repeats along it.
 
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::copy;
@@ -168,8 +168,8 @@ pub(crate) fn add_at(name: &'static str, gpu: &Gpu, k: &kernel::ScatterAdd<'_>) 
     let kernel::ScatterAdd { source, indices, alpha, order, out, .. } = *k;
     let behind = |d: usize| d + indices.len();
     let met = |d: usize| out.layout().strides[behind(d)] == 0;
-    // Columns: each place of out is in one of them, and all have the same indices. Entries are numbered such that those that
-    // may meet, which differ only where out repeats, keep their order.
+    // Columns: each place of out is in one of them, and all have the same indices. Entries are numbered such that
+    // those that may meet, which differ only where out repeats, keep their order.
     let sized = (0..source.rank()).filter(|&d| source.shape()[d] > 1);
     let (columns, rest): (Shape, Shape) = sized.partition(|&d| !met(d) && repeats(indices, d));
     let (own, meeting): (Shape, Shape) = rest.into_iter().partition(|&d| !met(d));
@@ -217,8 +217,8 @@ pub(crate) fn flip(gpu: &Gpu, k: &kernel::Flip<'_>) -> Result<()> {
     copy::copy_elements(gpu, x_arg, TensorArg::flat(gpu, "flip", out)?, out)
 }
 
-/// Threads that share a line along `dim`: neighbouring lines go to neighbouring threads where they lie side by side, else a
-/// warp has one. The shape alone decides.
+/// Threads that share a line along `dim`: neighbouring lines go to neighbouring threads where they lie side by side,
+/// else a warp has one. The shape alone decides.
 pub(crate) fn line_team(x: &Tensor, dim: usize) -> usize {
     if x.shape()[dim + 1..].iter().product::<usize>() >= INNER || x.shape()[dim] == 1 { 1 } else { 32 }
 }

@@ -43,7 +43,8 @@ pub(crate) struct Allowed {
     pub ignore: Option<i64>,
 }
 
-/// The first of the indices that isn't allowed. `scratch` is the address of CHECK_BYTES of workspace, free again afterwards.
+/// The first of the indices that isn't allowed. `scratch` is the address of CHECK_BYTES of workspace, free again
+/// afterwards.
 pub(crate) fn find_bad(
     gpu: &Gpu,
     kernel: &'static str,

@@ -38,8 +38,9 @@ pub(crate) fn images(folder: Option<&Path>) -> Result<Images, String> {
     }
 }
 
-/// Whether all that the driver will read of an image is there, as far as that is easily seen: a fatbin tells its length, in a
-/// header of its magic number (32 bits), its version and its own length (16 bits each), and the length of what follows (64 bits).
+/// Whether all that the driver will read of an image is there, as far as that is easily seen: a fatbin tells its
+/// length, in a header of its magic number (32 bits), its version and its own length (16 bits each), and the length
+/// of what follows (64 bits).
 fn is_whole(image: &[u8]) -> bool {
     const MAGIC: [u8; 4] = 0xBA55_ED50u32.to_le_bytes();
     if !image.starts_with(&MAGIC) {

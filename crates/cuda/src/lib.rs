@@ -1,14 +1,15 @@
 //! The CUDA backend of retape.
 //!
-//! [`device`] opens a GPU. The kernels are the project's own, in `kernels/` at the root of the repository, one `.cu` file for
-//! each family, and each family has a module here, of the same name, that lays out its launches. `device.rs` alone calls the
-//! driver. [`retape_core::Kernel`] says what each kernel computes; docs/cuda.md how, and which aren't here.
+//! [`device`] opens a GPU. The kernels are the project's own, in `kernels/` at the root of the repository, one `.cu`
+//! file for each family, and each family has a module here, of the same name, that lays out its launches. `device.rs`
+//! alone calls the driver. [`retape_core::Kernel`] says what each kernel computes; docs/cuda.md how, and which aren't
+//! here.
 //!
-//! Matrix products go to NVIDIA's cuBLASLt where its library is found, or where the environment variable `RETAPE_CUBLASLT` names
-//! it (`none` goes without).
+//! Matrix products go to NVIDIA's cuBLASLt where its library is found, or where the environment variable
+//! `RETAPE_CUBLASLT` names it (`none` goes without).
 //!
-//! A call of a kernel only queues it: errors of the device itself come with a later call, at the latest when something is
-//! read back.
+//! A call of a kernel only queues it: errors of the device itself come with a later call, at the latest when
+//! something is read back.
 
 mod argument;
 mod attention;
@@ -57,11 +58,11 @@ pub fn device_with(ordinal: usize, options: &Options) -> Result<Device> {
 /// Options of [`device_with`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Options {
-    /// The driver's library, instead of `libcuda.so.1` or what the environment variable `RETAPE_CUDA_DRIVER` names. A process
-    /// has one driver.
+    /// The driver's library, instead of `libcuda.so.1` or what the environment variable `RETAPE_CUDA_DRIVER` names. A
+    /// process has one driver.
     pub driver: Option<PathBuf>,
-    /// A folder with an image `*.fatbin` for each file in `kernels/`, instead of the one that `RETAPE_CUDA_KERNELS` names, or
-    /// the images in the crate.
+    /// A folder with an image `*.fatbin` for each file in `kernels/`, instead of the one that `RETAPE_CUDA_KERNELS`
+    /// names, or the images in the crate.
     pub kernels: Option<PathBuf>,
 }
 

@@ -1,5 +1,5 @@
-//! Matrix products: by cuBLASLt where there is one and it takes the operands as they lie, else kernels/matmul_mma.cu (16
-//! bits) and kernels/matmul.cu (all else).
+//! Matrix products: by cuBLASLt where there is one and it takes the operands as they lie, else kernels/matmul_mma.cu
+//! (16 bits) and kernels/matmul.cu (all else).
 
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::copy;
@@ -157,7 +157,8 @@ impl Matmul {
 
     /// False where cuBLASLt is missing or doesn't take these operands.
     ///
-    /// Its matrices are column by column, so it is asked for the transpose: n x m = (n x k) (k x m), where the first operand is b.
+    /// Its matrices are column by column, so it is asked for the transpose: n x m = (n x k) (k x m), where the first
+    /// operand is b.
     fn by_cublas(&self, gpu: &Gpu, cublas: &CublasLt, [a, b, out]: [DType; 3]) -> Result<bool> {
         let half = matches!(a, DType::BF16 | DType::F16) && out == DType::F32;
         // With alpha 0 it reads nothing, and NaN in an operand would be lost.
@@ -222,7 +223,8 @@ fn split(mut arg: TensorArg) -> (TensorArg, Steps) {
     (arg, steps)
 }
 
-/// The strides with those that don't matter, of dimensions of size 1, set to what they would be in a matrix without gaps.
+/// The strides with those that don't matter, of dimensions of size 1, set to what they would be in a matrix without
+/// gaps.
 fn settled(steps: Steps, [rows, columns]: [i64; 2]) -> Steps {
     match (rows, columns) {
         (1, 1) => Steps { row: 1, column: 1 },

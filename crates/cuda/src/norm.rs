@@ -1,7 +1,7 @@
 //! Layer norm and RMS norm: kernels/norm.cu.
 //!
-//! The gradients of weight and bias take 2 f64 for each column and piece of rows in the workspace; rows are cut only for a
-//! number of blocks, so that is at most 2 MiB, or 16 bytes for each column.
+//! The gradients of weight and bias take 2 f64 for each column and piece of rows in the workspace; rows are cut only
+//! for a number of blocks, so that is at most 2 MiB, or 16 bytes for each column.
 
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters};

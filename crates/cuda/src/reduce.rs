@@ -1,8 +1,7 @@
 //! Reductions over dimensions, sums of squares, and gradients of reductions: kernels/reduce.cu.
 //!
-//! A group that is cut into pieces leaves its parts, in f64, in the workspace; groups are cut only for a number of blocks, so
-//! that is at most 2 MiB.
-//! The gradients that need a number for each group take 8 bytes for it there.
+//! A group that is cut into pieces leaves its parts, in f64, in the workspace; groups are cut only for a number of
+//! blocks, so that is at most 2 MiB. The gradients that need a number for each group take 8 bytes for it there.
 
 use crate::argument::{TensorArg, blocks, kernel_for};
 use crate::device::{Gpu, Launch, Parameters};

@@ -8,8 +8,8 @@ use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 /// gradient. A forward pass says what it becomes with [`set_later`](State::set_later); [`Tape::commit`] applies that
 /// after the step. A tape that isn't committed leaves it as it was, and so does a dry run.
 ///
-/// Its bytes are counted as [`MemoryKind::Parameter`]: it is the model's own memory from step to step, which a step's budget
-/// doesn't cover. What waits for the commit belongs to the step until then.
+/// Its bytes are counted as [`MemoryKind::Parameter`]: it is the model's own memory from step to step, which a step's
+/// budget doesn't cover. What waits for the commit belongs to the step until then.
 ///
 /// ```
 /// use retape_core::{DType, Tape, Tensor, Trace, Var, meta};

@@ -1,5 +1,5 @@
-//! Which saved values of a whole model are kept, recomputed or stored in fewer bytes: rules that users write, presets, and
-//! files of rules.
+//! Which saved values of a whole model are kept, recomputed or stored in fewer bytes: rules that users write,
+//! presets, and files of rules.
 //!
 //! Every strategy is a [`RuleSet`], an ordered list of [`Rule`]s of which the first match decides; so they compose:
 //!
@@ -32,8 +32,8 @@ pub use presets::{ModelShape, PRESETS};
 pub use rule::{Rule, parse_mark};
 pub use set::RuleSet;
 
-/// The policy that `spec` names: a preset with its arguments, `length_adaptive:threshold=1024`, or the path of a file of
-/// rules, which ends in `.toml` (see [`RuleSet::from_toml`]).
+/// The policy that `spec` names: a preset with its arguments, `length_adaptive:threshold=1024`, or the path of a file
+/// of rules, which ends in `.toml` (see [`RuleSet::from_toml`]).
 pub fn parse(spec: &str, shape: &ModelShape) -> Result<RuleSet> {
     if !spec.ends_with(".toml") {
         return presets::preset(spec, shape);

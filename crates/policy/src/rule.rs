@@ -7,10 +7,10 @@ use std::str::FromStr;
 
 /// A mark for the values whose path matches a pattern, and that meet every further predicate.
 ///
-/// In a pattern `.` separates segments, `*` and `?` stay within a segment, `[0-3]` is one character of a class (this and
-/// `?` are for ASCII: a letter beyond it is two or more bytes, of which `?` is one),
-/// `{a,b}` is either alternative, and `**` is any number of segments: none at the start and in the middle (`**.softmax`
-/// matches `softmax`), at least one at the end. So `blocks.*.**` matches what lies strictly inside a block, and not the
+/// In a pattern `.` separates segments, `*` and `?` stay within a segment, `[0-3]` is one character of a class (this
+/// and `?` are for ASCII: a letter beyond it is two or more bytes, of which `?` is one), `{a,b}` is either
+/// alternative, and `**` is any number of segments: none at the start and in the middle (`**.softmax` matches
+/// `softmax`), at least one at the end. So `blocks.*.**` matches what lies strictly inside a block, and not the
 /// block's output `blocks.0`.
 ///
 /// A pattern is tried against a value's path, and against the path by the numbers of its blocks. Where `gpt.h.3` is a
@@ -61,8 +61,8 @@ impl Rule {
         })
     }
 
-    /// Only the values of these numbers on their tape, see [`Site::id`]. They are the same whenever the same ops are recorded,
-    /// so a rule like this is for one model and shape: a plan that was written to a file.
+    /// Only the values of these numbers on their tape, see [`Site::id`]. They are the same whenever the same ops are
+    /// recorded, so a rule like this is for one model and shape: a plan that was written to a file.
     pub fn ids(mut self, ids: impl IntoIterator<Item = u64>) -> Self {
         let mut ids: Vec<u64> = ids.into_iter().collect();
         ids.sort_unstable();

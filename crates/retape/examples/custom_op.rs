@@ -1,5 +1,5 @@
-//! An op defined outside retape: squared ReLU (So et al., "Primer", 2021). Marks, the ledger, the dry run and the gradient
-//! checker work on it as on any other. `cargo run --release --example custom_op`
+//! An op defined outside retape: squared ReLU (So et al., "Primer", 2021). Marks, the ledger, the dry run and the
+//! gradient checker work on it as on any other. `cargo run --release --example custom_op`
 
 use retape::check_gradients;
 use retape::core::Result;

@@ -1,6 +1,6 @@
-//! What int8 does to the gradients, layer by layer: of a value that one gradient formula reads (a leaf), and of a value that
-//! a block is replayed from (a boundary); rounded to nearest and stochastically; beside the gradients' own noise, which is
-//! the distance between the gradients of two batches.
+//! What int8 does to the gradients, layer by layer: of a value that one gradient formula reads (a leaf), and of a
+//! value that a block is replayed from (a boundary); rounded to nearest and stochastically; beside the gradients' own
+//! noise, which is the distance between the gradients of two batches.
 //!
 //! `cargo run --release --example int8_error [MODEL] [TRAINING_STEPS]`
 

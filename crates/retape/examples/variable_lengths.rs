@@ -1,7 +1,8 @@
 //! Training on batches of very different lengths under one byte budget.
 //!
-//! Three ways: a plan for each length, from a cache; the plan for the longest length, for all; and the fixed threshold of
-//! `length_adaptive`. Prints what each takes by length, from dry runs, then runs a step of each length on the CPU.
+//! Three ways: a plan for each length, from a cache; the plan for the longest length, for all; and the fixed
+//! threshold of `length_adaptive`. Prints what each takes by length, from dry runs, then runs a step of each length
+//! on the CPU.
 //!
 //! `cargo run --release --example variable_lengths [BUDGET_MIB] [LONGEST]`
 
@@ -14,8 +15,8 @@ use std::time::{Duration, Instant};
 
 type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
-/// A model whose attention stores its scores, so that length matters. It has one position more than the longest batch, so
-/// that all batches record the same ops.
+/// A model whose attention stores its scores, so that length matters. It has one position more than the longest
+/// batch, so that all batches record the same ops.
 fn config(longest: usize) -> Result<GptConfig> {
     Ok(GptConfig { seq: longest + 1, attention: AttentionForm::Explicit, ..GptConfig::named("w2")? })
 }

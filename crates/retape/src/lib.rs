@@ -22,8 +22,8 @@
 //! # Ok::<(), retape::Error>(())
 //! ```
 //!
-//! The parts, each a crate of its own: tensors, the tape, marks and the ledger (re-exported here), [`nn`] with layers and
-//! models, [`policy`] with rules and presets, and the devices [`cpu`] and [`meta`], with the feature `cuda` also
+//! The parts, each a crate of its own: tensors, the tape, marks and the ledger (re-exported here), [`nn`] with layers
+//! and models, [`policy`] with rules and presets, and the devices [`cpu`] and [`meta`], with the feature `cuda` also
 //! `cuda`. A step on `meta` computes shapes and bytes only and shows what the same step will take on a real device.
 //! [`enum@Error`] takes in the errors of all parts; an op of your own returns the engine's, [`core::Error`].
 

@@ -1,5 +1,5 @@
-//! A user's own crate, outside this workspace and on a machine without CUDA, builds against the facade and runs: the feature
-//! `cuda` is off by default, as the build script of `cust` would fail there.
+//! A user's own crate, outside this workspace and on a machine without CUDA, builds against the facade and runs: the
+//! feature `cuda` is off by default, as the build script of `cust` would fail there.
 
 use std::path::Path;
 use std::process::Command;

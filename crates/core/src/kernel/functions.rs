@@ -1,4 +1,5 @@
-//! Elementwise functions, each a row of a table. Of the rows everything is made that names, lists or describes functions.
+//! Elementwise functions, each a row of a table. Of the rows everything is made that names, lists or describes
+//! functions.
 //!
 //! ```text
 //! /// What the method of `Var` does.

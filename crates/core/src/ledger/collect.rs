@@ -182,8 +182,8 @@ impl Graph {
         costs
     }
 
-    /// What replaying a node takes, by those before it. The chain is walked back to where all of it goes through one node,
-    /// whose cost is known: so residual connections don't make each of n links walk the whole chain.
+    /// What replaying a node takes, by those before it. The chain is walked back to where all of it goes through one
+    /// node, whose cost is known: so residual connections don't make each of n links walk the whole chain.
     fn replay_cost(&self, key: NodeKey, known: &SecondaryMap<NodeKey, ReplayCost>) -> ReplayCost {
         let mut cost = ReplayCost::default();
         // What is left to walk, the latest last.
@@ -210,8 +210,8 @@ impl Graph {
         cost
     }
 
-    /// What a replay of a root begins with: stored values and inputs, the nearest first. Parameters apart. `known` holds
-    /// those of earlier roots.
+    /// What a replay of a root begins with: stored values and inputs, the nearest first. Parameters apart. `known`
+    /// holds those of earlier roots.
     fn replay_sources(&self, root: ValueKey, known: &SecondaryMap<ValueKey, Sources>) -> Sources {
         let mut sources = Sources::new();
         if !self.is_dropped(root) {
@@ -294,7 +294,8 @@ impl Graph {
     /// Leaves whose tensors nobody outside the tape holds any more: their bytes are the tape's doing. Of several in one
     /// storage the first.
     fn leaves_held_by_tape_alone(&self) -> HashSet<ValueKey> {
-        // How often the tape holds each storage, and the leaf that is listed for it: none where a value that isn't a leaf is.
+        // How often the tape holds each storage, and the leaf that is listed for it: none where a value that isn't a
+        // leaf is.
         let mut storages: HashMap<u64, (usize, Option<ValueKey>)> = HashMap::new();
         for key in self.roots_in_order() {
             let Some(Stored::Full(tensor)) = self.roots[key].stored() else { continue };

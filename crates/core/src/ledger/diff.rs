@@ -113,9 +113,9 @@ fn some<'a>(paths: impl Iterator<Item = &'a str>) -> String {
 }
 
 impl Ledger {
-    /// What `other` does differently from this ledger, in recording order. Both must be of the same forward pass. A value
-    /// counts as changed where other bytes are stored of it, or where it is dropped on one side only; a mark that changes
-    /// neither doesn't.
+    /// What `other` does differently from this ledger, in recording order. Both must be of the same forward pass. A
+    /// value counts as changed where other bytes are stored of it, or where it is dropped on one side only; a mark
+    /// that changes neither doesn't.
     ///
     /// ```
     /// use retape_core::{DType, Mark, Tape, Tensor, meta};

@@ -1,10 +1,10 @@
 //! Tiled attention (Dao, "FlashAttention-2", 2023): o = softmax(scale q k^T + mask) v without ever holding the weights.
 //!
-//! Forward keeps o and two numbers of each row of scores S: m, the largest, and l = ln sum exp(S - m). Backward recomputes
-//! each tile of weights P = exp((S - m) - l) and, with D = the row sums of g o (which equal those of P dP, because o = P v):
-//! dv = P^T g; dP = g v^T; dS = P (dP - D); dq = scale dS k; dk = scale dS^T q.
-//! An additive mask has the gradient of the scores, dS, summed where it was repeated; a bool mask hides where it is false.
-//! With dropout (mask M, factor 1/(1-p)) P becomes M P / (1-p) in o and dv, and dP becomes M (g v^T) / (1-p); D stays.
+//! Forward keeps o and two numbers of each row of scores S: m, the largest, and l = ln sum exp(S - m). Backward
+//! recomputes each tile of weights P = exp((S - m) - l) and, with D = the row sums of g o (which equal those of P dP,
+//! because o = P v): dv = P^T g; dP = g v^T; dS = P (dP - D); dq = scale dS k; dk = scale dS^T q. An additive mask
+//! has the gradient of the scores, dS, summed where it was repeated; a bool mask hides where it is false. With
+//! dropout (mask M, factor 1/(1-p)) P becomes M P / (1-p) in o and dv, and dP becomes M (g v^T) / (1-p); D stays.
 //!
 //! m + l in one number would lose l where scores are large (docs/architecture.md, "Row statistics").
 //! m and l belong to the exact q and k, so these are read exactly: int8 is refused for them.
@@ -314,8 +314,8 @@ pub struct AttentionOptions {
     pub scale: Option<f64>,
     /// Whether a query sees only keys up to its own place.
     pub causal: bool,
-    /// How many of these keys a query sees, with `causal`: the last ones. A window that isn't smaller than the number of
-    /// keys has no effect; with 0 no query sees anything, and the output is 0.
+    /// How many of these keys a query sees, with `causal`: the last ones. A window that isn't smaller than the number
+    /// of keys has no effect; with 0 no query sees anything, and the output is 0.
     pub window: Option<usize>,
     /// Probability of dropping an attention weight; above 0 it takes the tape's next random counter.
     pub dropout: f64,
@@ -349,14 +349,14 @@ impl Var {
         }
     }
 
-    /// Attention within each sequence of a ragged batch, whose sequences lie one after the other without padding: q (`self`)
-    /// `[all queries, heads, size]`, k and v `[all keys, kv heads, size]` -> q's shape. `queries` and `keys` are the lengths of
-    /// the sequences, 0 among them. Nothing is computed between sequences; causality is aligned at each one's end. Of the
-    /// options, `grouped` is ignored: k and v may have fewer heads than q.
+    /// Attention within each sequence of a ragged batch, whose sequences lie one after the other without padding: q
+    /// (`self`) `[all queries, heads, size]`, k and v `[all keys, kv heads, size]` -> q's shape. `queries` and `keys`
+    /// are the lengths of the sequences, 0 among them. Nothing is computed between sequences; causality is aligned at
+    /// each one's end. Of the options, `grouped` is ignored: k and v may have fewer heads than q.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`](crate::Error::InvalidInput) where the lengths don't add up to the tensors' sizes, or the shapes
-    /// don't fit together.
+    /// [`Error::InvalidInput`](crate::Error::InvalidInput) where the lengths don't add up to the tensors' sizes, or
+    /// the shapes don't fit together.
     pub fn attention_ragged(
         self,
         k: impl Into<Var>,
@@ -399,10 +399,10 @@ impl Var {
         self.attend(spec, None, smallvec![k.into(), v.into()])
     }
 
-    /// PyTorch's `scaled_dot_product_attention` by tiled attention: q (`self`) `[.., heads, Tq, size]`, k `[.., heads, Tk,
-    /// size]`, v `[.., heads, Tk, any size]`, leading dimensions broadcast. The mask broadcasts to `[.., heads, Tq, Tk]`;
-    /// it is added to the scores, or, if bool, hides where it is false. Causal alignment is bottom-right (PyTorch's is
-    /// top-left where Tq and Tk differ).
+    /// PyTorch's `scaled_dot_product_attention` by tiled attention: q (`self`) `[.., heads, Tq, size]`, k `[..,
+    /// heads, Tk, size]`, v `[.., heads, Tk, any size]`, leading dimensions broadcast. The mask broadcasts to `[..,
+    /// heads, Tq, Tk]`; it is added to the scores, or, if bool, hides where it is false. Causal alignment is
+    /// bottom-right (PyTorch's is top-left where Tq and Tk differ).
     pub fn scaled_dot_product_attention(
         self,
         k: impl Into<Var>,

@@ -16,8 +16,8 @@ pub(crate) trait PassSource {
 /// The gradient of an input as its uses add up, see [`Backward::sum`].
 #[derive(Debug)]
 pub struct GradientSum {
-    /// Of the input's shape, and written in place: contiguous where it is new, else perhaps a view with distinct elements.
-    /// f32 where many uses of a 16-bit input add up.
+    /// Of the input's shape, and written in place: contiguous where it is new, else perhaps a view with distinct
+    /// elements. f32 where many uses of a 16-bit input add up.
     pub tensor: Tensor,
     /// True where this use is the first to add: the contents are undefined, and the op writes all of them.
     pub is_new: bool,
@@ -91,8 +91,8 @@ impl<'a> Backward<'a> {
             }
         }
     }
-    /// Takes the gradient of the first output, which an op with one output always has. If it is absent, this is an empty
-    /// tensor, and the pass fails whatever is done with it.
+    /// Takes the gradient of the first output, which an op with one output always has. If it is absent, this is an
+    /// empty tensor, and the pass fails whatever is done with it.
     pub fn grad0(&mut self) -> Tensor {
         self.grad(0).unwrap_or_else(|| {
             self.blame(|| "backward asks for the gradient of output 0, which has none; use `grad(0)`".into());
@@ -109,9 +109,9 @@ impl<'a> Backward<'a> {
             self.blame(|| format!("backward sets the gradient of input {input} twice"));
         }
     }
-    /// The gradient of an input as the uses visited before have added it up, for an op to add its own in place. It stands for
-    /// [`set`](Backward::set) where an op reads a small part of its input: making a gradient as large as the input for each
-    /// of n parts would take n times as long.
+    /// The gradient of an input as the uses visited before have added it up, for an op to add its own in place. It
+    /// stands for [`set`](Backward::set) where an op reads a small part of its input: making a gradient as large as
+    /// the input for each of n parts would take n times as long.
     ///
     /// # Errors
     /// [`Error::InvalidTensor`](crate::Error::InvalidTensor) for an input that needs no gradient, and out of memory.

@@ -189,9 +189,9 @@ impl Var {
     }
 }
 
-/// Operands of different dtypes in one: that of the widest float among those that have dimensions, else among the scalars;
-/// f32 for bf16 with f16, neither of which holds the other. Integers and truth values follow. Without a float they stay as
-/// they are.
+/// Operands of different dtypes in one: that of the widest float among those that have dimensions, else among the
+/// scalars; f32 for bf16 with f16, neither of which holds the other. Integers and truth values follow. Without a
+/// float they stay as they are.
 pub(crate) fn promoted(operands: SmallVec<[Var; 3]>) -> Result<SmallVec<[Var; 3]>> {
     let of_rank = |scalar: bool| operands.iter().filter(move |v| v.shape().is_empty() == scalar).map(|v| v.dtype());
     let join = |a: DType, b: DType| if a == b { a } else { a.min(b).computed_in() };

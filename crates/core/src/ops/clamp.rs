@@ -1,6 +1,6 @@
-//! Clamp between tensors: y = min(max(x, low), high). The gradient goes to a bound where x lies beyond it, to `high` where
-//! the bounds are reversed, and to x where it isn't outside: between the bounds, at one, and where it is NaN. (At bounds that
-//! are numbers x has the gradient 0. PyTorch has both conventions.)
+//! Clamp between tensors: y = min(max(x, low), high). The gradient goes to a bound where x lies beyond it, to `high`
+//! where the bounds are reversed, and to x where it isn't outside: between the bounds, at one, and where it is NaN.
+//! (At bounds that are numbers x has the gradient 0. PyTorch has both conventions.)
 
 use super::*;
 use crate::kernel::ClampInput;

@@ -1,10 +1,10 @@
 //! Convolution (cross-correlation, as usual) of x `[N, C, H, W]` with a weight `[O, C / groups, kh, kw]`, as a matrix
-//! product: the columns X of a sample are what the window sees at each place (im2col, `[C kh kw, places]`), and for each
-//! group y = W X + bias.
+//! product: the columns X of a sample are what the window sees at each place (im2col, `[C kh kw, places]`), and for
+//! each group y = W X + bias.
 //!
 //! So dW = the sum over samples of g X^T; dbias = the sum of g over samples and places; dX = W^T g, and dx adds every
-//! column's element to where it came from (col2im, the transpose of im2col). Columns are made some samples at a time, in
-//! a workspace that the meter counts.
+//! column's element to where it came from (col2im, the transpose of im2col). Columns are made some samples at a time,
+//! in a workspace that the meter counts.
 
 use super::*;
 use crate::kernel::Window;
@@ -247,8 +247,8 @@ impl<const D: usize> Default for Conv<D> {
 }
 
 impl Var {
-    /// Convolution of x `[N, C, H, W]` or `[C, H, W]` with a weight `[O, C / groups, kh, kw]` and a bias `[O]`. Backward
-    /// reads x (for the weight's gradient) and the weight (for x's).
+    /// Convolution of x `[N, C, H, W]` or `[C, H, W]` with a weight `[O, C / groups, kh, kw]` and a bias `[O]`.
+    /// Backward reads x (for the weight's gradient) and the weight (for x's).
     pub fn conv2d(self, weight: impl Into<Var>, bias: Option<Var>, conv: Conv<2>) -> Result<Var> {
         let weight = weight.into();
         let (shape, w) = (self.shape(), weight.shape());
@@ -275,7 +275,8 @@ impl Var {
         self.apply(op, std::iter::once(weight).chain(bias))
     }
 
-    /// Convolution of x `[N, C, L]` or `[C, L]` with a weight `[O, C / groups, k]`: [`conv2d`](Var::conv2d) of height 1.
+    /// Convolution of x `[N, C, L]` or `[C, L]` with a weight `[O, C / groups, k]`: [`conv2d`](Var::conv2d) of height
+    /// 1.
     pub fn conv1d(self, weight: impl Into<Var>, bias: Option<Var>, conv: Conv<1>) -> Result<Var> {
         let weight = weight.into();
         let (x, w) = (self.shape(), weight.shape());

@@ -1,14 +1,14 @@
-//! Cross-entropy of logits z over classes. With q the target distribution of a row (all on the target class t, or given;
-//! mixed with the even one by label smoothing), class weights w, m the row's largest logit and log = ln sum exp(z - m):
-//! s_c = -ln softmax_c = (m - z_c) + log, and loss = sum over c of w_c q_c s_c, or s_t where there are neither weights nor
-//! smoothing.
+//! Cross-entropy of logits z over classes. With q the target distribution of a row (all on the target class t, or
+//! given; mixed with the even one by label smoothing), class weights w, m the row's largest logit and log = ln sum
+//! exp(z - m): s_c = -ln softmax_c = (m - z_c) + log, and loss = sum over c of w_c q_c s_c, or s_t where there are
+//! neither weights nor smoothing.
 //!
 //! As ds_c/dz = softmax(z) - 1 at c: dz_c = g (softmax_c sum(w q) - w_c q_c) / count, 0 in ignored rows; dp_c = g (1 -
 //! smoothing) w_c s_c / count; dw_c = the sum over rows of g q_c s_c / count, and through the count itself.
-//! softmax(z) = exp((z - m) - log), so only the logits, the targets and two numbers a row are kept: m + log in one number
-//! would lose log where logits are large. The gradient overwrites the logits where nobody else holds them: there is no
-//! second tensor of their size. The mean divides by what counts: the weights of the targets that are not ignored. With
-//! every target ignored it is NaN and the gradients are 0.
+//! softmax(z) = exp((z - m) - log), so only the logits, the targets and two numbers a row are kept: m + log in one
+//! number would lose log where logits are large. The gradient overwrites the logits where nobody else holds them:
+//! there is no second tensor of their size. The mean divides by what counts: the weights of the targets that are not
+//! ignored. With every target ignored it is NaN and the gradients are 0.
 //!
 //! [`NllLoss`] is the same of log-probabilities: s_c = -x_c, so dx = -g w_t / count at the target.
 
@@ -17,9 +17,10 @@ use crate::kernel::{ClassScores, CrossEntropySpec, LossReduction};
 use crate::layout::dimension;
 use crate::tape::Var;
 
-/// The loss of logits whose dimension `dim` are the classes. Inputs: the logits; class indices without that dimension, or
-/// distributions of the logits' shape; with `weight` one number a class. Outputs: the loss, `[]` or a number a row, and
-/// of each row its largest logit and the logarithm of the sum of exponentials relative to it, `[.., 2]`.
+/// The loss of logits whose dimension `dim` are the classes. Inputs: the logits; class indices without that
+/// dimension, or distributions of the logits' shape; with `weight` one number a class. Outputs: the loss, `[]` or a
+/// number a row, and of each row its largest logit and the logarithm of the sum of exponentials relative to it, `[..,
+/// 2]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CrossEntropy {
     /// Ignored class, reduction, smoothing.
@@ -348,8 +349,8 @@ impl OpRule for NllLoss {
 
 impl Var {
     /// Mean cross-entropy of logits `[.., classes]` against class indices `[..]`; rows whose target is `ignore` don't
-    /// count (-100 is usual). The loss of bf16 and f16 logits is f32: no tensor of their size, and it isn't rounded. Backward
-    /// reads the logits, the targets and two statistics a row.
+    /// count (-100 is usual). The loss of bf16 and f16 logits is f32: no tensor of their size, and it isn't rounded.
+    /// Backward reads the logits, the targets and two statistics a row.
     pub fn cross_entropy(self, target: impl Into<Var>, ignore: i64) -> Result<Var> {
         let dim = dimension(-1, self.shape().len()).map_err(|reason| self.invalid("cross_entropy", reason))?;
         let spec = CrossEntropySpec { ignore, ..CrossEntropySpec::default() };
@@ -357,8 +358,8 @@ impl Var {
     }
 
     /// Cross-entropy with the classes in dimension `dim` (1 for PyTorch's `[N, C, d1, ..]`), against class indices of
-    /// the shape without it or distributions of the logits' shape, with a weight for each class. The loss has the logits'
-    /// dtype.
+    /// the shape without it or distributions of the logits' shape, with a weight for each class. The loss has the
+    /// logits' dtype.
     pub fn cross_entropy_with(
         self,
         target: impl Into<Var>,
@@ -371,8 +372,8 @@ impl Var {
         self.apply(op, std::iter::once(target.into()).chain(weight))
     }
 
-    /// The negative log-likelihood of class indices under log-probabilities (`self`) with the classes in dimension `dim`.
-    /// Backward reads the targets and the weights.
+    /// The negative log-likelihood of class indices under log-probabilities (`self`) with the classes in dimension
+    /// `dim`. Backward reads the targets and the weights.
     pub fn nll_loss(
         self,
         target: impl Into<Var>,

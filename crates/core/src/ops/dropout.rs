@@ -67,8 +67,8 @@ impl OpRule for Dropout {
 }
 
 impl Var {
-    /// Drops each element with probability `p` and divides the others by 1 - p. With `p` above 0 it takes the tape's next
-    /// random counter. Backward reads nothing.
+    /// Drops each element with probability `p` and divides the others by 1 - p. With `p` above 0 it takes the tape's
+    /// next random counter. Backward reads nothing.
     ///
     /// # Errors
     /// [`Error::Unseeded`](crate::Error::Unseeded) where the tape has no seed and `p` isn't 0.

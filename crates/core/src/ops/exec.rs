@@ -106,8 +106,8 @@ impl<'a> Exec<'a> {
         Ok(copy.view_as(shape)?.expect("a contiguous tensor can always be viewed with another shape"))
     }
 
-    /// Where to put together, in several kernels, what goes to `out`: `out` itself, or where that would round in between,
-    /// an f32 workspace of its shape. Ends with [`put`](Exec::put).
+    /// Where to put together, in several kernels, what goes to `out`: `out` itself, or where that would round in
+    /// between, an f32 workspace of its shape. Ends with [`put`](Exec::put).
     pub fn assemble(&self, out: &Tensor) -> Result<Tensor> {
         let dtype = out.dtype().computed_in();
         if dtype == out.dtype() { Ok(out.clone()) } else { self.workspace(out.shape(), dtype) }

@@ -1,13 +1,13 @@
 //! Gather and its counterpart, scatter-add, along one dimension.
 //!
 //! gather: y[.., i, ..] = x[.., index[.., i, ..], ..]. Its gradient adds each g to where it was taken from.
-//! Of the ops with an index, `take_along_dim` and [`Var::index`] let -n..0 count from the end, as PyTorch's do; `gather`,
-//! `index_select`, `scatter_add`, `index_add` and `embedding` refuse them, as PyTorch's do.
-//! scatter_add: y = x, then y[.., index[.., i, ..], ..] += alpha source[.., i, ..]; dx = g, and the source's gradient is
-//! alpha times g gathered at the index, 0 where the source reaches beyond the index. What meets in one place is put in
-//! order first, in a workspace. It is summed in the order of the index, 16 at a time in the arithmetic's dtype and these
-//! sums in f64, and rounded once: the same bits on every run. Selecting and adding whole rows are the same ops with an
-//! index that repeats (stride 0) in the other dimensions.
+//! Of the ops with an index, `take_along_dim` and [`Var::index`] let -n..0 count from the end, as PyTorch's do;
+//! `gather`, `index_select`, `scatter_add`, `index_add` and `embedding` refuse them, as PyTorch's do. scatter_add: y
+//! = x, then y[.., index[.., i, ..], ..] += alpha source[.., i, ..]; dx = g, and the source's gradient is alpha times
+//! g gathered at the index, 0 where the source reaches beyond the index. What meets in one place is put in order
+//! first, in a workspace. It is summed in the order of the index, 16 at a time in the arithmetic's dtype and these
+//! sums in f64, and rounded once: the same bits on every run. Selecting and adding whole rows are the same ops with
+//! an index that repeats (stride 0) in the other dimensions.
 
 use super::*;
 use crate::kernel::UnaryFn;
@@ -289,8 +289,8 @@ impl Var {
         x.gathered(dim, true, index)
     }
 
-    /// This with `source` added at `index` along `dim`: y[.., index[.., i, ..], ..] += source[.., i, ..]. The source may
-    /// reach beyond the index; one outside 0..n is an error. Backward reads the index.
+    /// This with `source` added at `index` along `dim`: y[.., index[.., i, ..], ..] += source[.., i, ..]. The source
+    /// may reach beyond the index; one outside 0..n is an error. Backward reads the index.
     pub fn scatter_add(self, dim: isize, index: impl Into<Var>, source: impl Into<Var>) -> Result<Var> {
         let dim = self.dim_or_scalar("scatter_add", dim)?;
         self.apply(ScatterAdd { dim, alpha: 1.0 }, [index.into(), source.into()])

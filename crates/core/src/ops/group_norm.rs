@@ -2,9 +2,9 @@
 //! normalised over its channels and all further dimensions; then y = xhat weight + bias with one number a channel.
 //!
 //! With e = g weight this is layer norm without parameters on rows `[N, groups, rest]`, so
-//! dx = rstd (e - mean(e) - xhat mean(e xhat)); dweight and dbias sum g xhat and g over samples and places. They are the
-//! parameter gradients of layer norm on the view `[N, places, channels of a group]`, a group at a time, so nothing of
-//! x's size is needed for them.
+//! dx = rstd (e - mean(e) - xhat mean(e xhat)); dweight and dbias sum g xhat and g over samples and places. They are
+//! the parameter gradients of layer norm on the view `[N, places, channels of a group]`, a group at a time, so
+//! nothing of x's size is needed for them.
 
 use super::*;
 use crate::tape::Var;
@@ -217,7 +217,8 @@ impl OpRule for GroupNorm {
 }
 
 impl Var {
-    /// Group norm of x `[N, C, ..]` with `weight` and `bias` `[C]`. Backward reads x, the mean and rstd, and the weight.
+    /// Group norm of x `[N, C, ..]` with `weight` and `bias` `[C]`. Backward reads x, the mean and rstd, and the
+    /// weight.
     pub fn group_norm(self, groups: usize, weight: Option<Var>, bias: Option<Var>, eps: f64) -> Result<Var> {
         let op = GroupNorm { groups, eps, weight: weight.is_some(), bias: bias.is_some() };
         self.apply(op, weight.into_iter().chain(bias))

@@ -6,7 +6,8 @@ use crate::layout::broadcast_shapes;
 use crate::tape::Var;
 
 /// y = x with some dimensions replaced by the (broadcast) dimensions of index tensors:
-/// `y[.., b, ..] = x[.., i_1[b], .., i_2[b], ..]`. Negative indices count from the end. Inputs: x, then one index for each of `dims`.
+/// `y[.., b, ..] = x[.., i_1[b], .., i_2[b], ..]`. Negative indices count from the end. Inputs: x, then one index for
+/// each of `dims`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gathered {
     /// The dimensions that are indexed.
@@ -150,8 +151,8 @@ impl<'a> From<&'a Var> for Index<'a> {
 
 impl Var {
     /// `self[places]`, with PyTorch's meaning: numbers, slices, new axes and an ellipsis give views; index tensors are
-    /// broadcast to each other, and their dimensions stand where the first was if they were neighbours, else in front. An
-    /// index out of range is an error. Backward reads the index tensors.
+    /// broadcast to each other, and their dimensions stand where the first was if they were neighbours, else in
+    /// front. An index out of range is an error. Backward reads the index tensors.
     pub fn index(self, places: &[Index<'_>]) -> Result<Var> {
         let taken = |place: &Index<'_>| match place {
             Index::At(_) | Index::Slice { .. } => 1,

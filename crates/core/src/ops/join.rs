@@ -120,7 +120,8 @@ impl Var {
         values.remove(0).apply(Cat { dim }, others)
     }
 
-    /// The values, of one shape, one after the other along a new dimension `dim` (negative counts from behind the last).
+    /// The values, of one shape, one after the other along a new dimension `dim` (negative counts from behind the
+    /// last).
     pub fn stack(values: impl IntoIterator<Item = Var>, dim: isize) -> Result<Var> {
         let values: Vec<Var> = values.into_iter().collect();
         let Some(first) = values.first() else {

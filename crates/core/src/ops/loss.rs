@@ -1,6 +1,6 @@
 //! Elementwise losses of a prediction x and a target t, broadcast as in [`BinaryOp`](super::binary::BinaryOp). Each
-//! formula and its derivatives stand beside its name in [`LossFn`]: all are functions of d = x - t (so dt = -dx), but for
-//! the Kullback-Leibler divergence and the binary cross-entropy, which are not symmetric.
+//! formula and its derivatives stand beside its name in [`LossFn`]: all are functions of d = x - t (so dt = -dx), but
+//! for the Kullback-Leibler divergence and the binary cross-entropy, which are not symmetric.
 //!
 //! The unreduced loss is an op, its mean or sum are ops that save nothing; so x and t are all that is kept, and the
 //! unreduced loss lives only until it is reduced.
@@ -197,7 +197,8 @@ impl Var {
     }
 
     /// Kullback-Leibler divergence of log-probabilities (`self`) from probabilities, or from log-probabilities with
-    /// `log_target`. Reads only the target where it needs no gradient. PyTorch's `batchmean` is [`Var::kl_div_batchmean`].
+    /// `log_target`. Reads only the target where it needs no gradient. PyTorch's `batchmean` is
+    /// [`Var::kl_div_batchmean`].
     pub fn kl_div(self, target: impl Into<Var>, log_target: bool, reduction: LossReduction) -> Result<Var> {
         self.loss(if log_target { LossFn::KlDivergenceLog } else { LossFn::KlDivergence }, target, reduction)
     }

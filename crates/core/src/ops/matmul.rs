@@ -348,9 +348,9 @@ fn rows(exec: &Exec<'_>, x: Tensor) -> Result<Tensor> {
 }
 
 impl Var {
-    /// Matrix product `[.., m, k] x [.., k, n] -> [.., m, n]` with broadcast batch dimensions. An operand of rank 1 is a
-    /// row on the left and a column on the right, and that dimension vanishes. Backward reads each operand whose partner
-    /// needs a gradient.
+    /// Matrix product `[.., m, k] x [.., k, n] -> [.., m, n]` with broadcast batch dimensions. An operand of rank 1
+    /// is a row on the left and a column on the right, and that dimension vanishes. Backward reads each operand whose
+    /// partner needs a gradient.
     pub fn matmul(self, other: impl Into<Var>) -> Result<Var> {
         let other = other.into();
         let (row, column) = (self.shape().len() == 1, other.shape().len() == 1);
@@ -385,7 +385,8 @@ impl Var {
         self.matmul(other)
     }
 
-    /// beta self + alpha a b for matrices, this broadcast to the product and ignored if beta is 0. Backward reads a and b.
+    /// beta self + alpha a b for matrices, this broadcast to the product and ignored if beta is 0. Backward reads a
+    /// and b.
     pub fn addmm(self, a: impl Into<Var>, b: impl Into<Var>, beta: f64, alpha: f64) -> Result<Var> {
         self.apply(AddMatmul { beta, alpha, batched: false }, [a.into(), b.into()])
     }

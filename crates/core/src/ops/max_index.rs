@@ -1,5 +1,5 @@
-//! The largest along a dimension, and where it stands: `y = x[k]`, k the first index of the largest. The gradient goes to
-//! that one element, as if k were given: ties aren't shared (unlike amax), because y names one of them.
+//! The largest along a dimension, and where it stands: `y = x[k]`, k the first index of the largest. The gradient
+//! goes to that one element, as if k were given: ties aren't shared (unlike amax), because y names one of them.
 
 use super::*;
 use crate::layout::dimension;

@@ -106,8 +106,8 @@ fn copy_padded(exec: &Exec<'_>, x: &Tensor, out: &Tensor, widths: &[(isize, isiz
 }
 
 impl Var {
-    /// This with `value` around it: `widths` are (before, behind) for the last dimension, then the one before it, and so
-    /// on, flat as in PyTorch; negative ones cut. Backward reads nothing.
+    /// This with `value` around it: `widths` are (before, behind) for the last dimension, then the one before it, and
+    /// so on, flat as in PyTorch; negative ones cut. Backward reads nothing.
     pub fn pad(self, widths: &[isize], value: f64) -> Result<Var> {
         let rank = self.shape().len();
         if !widths.len().is_multiple_of(2) || widths.len() / 2 > rank {

@@ -20,7 +20,8 @@ pub struct Pool {
     pub padding: [usize; 2],
     /// Distance of the window's elements; averages take 1.
     pub dilation: [usize; 2],
-    /// Whether a last window that reaches beyond the padding counts, if it begins within the input or the padding before.
+    /// Whether a last window that reaches beyond the padding counts, if it begins within the input or the padding
+    /// before.
     pub ceil: bool,
 }
 

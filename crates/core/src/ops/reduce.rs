@@ -342,8 +342,8 @@ impl Var {
     pub fn vector_norm(self, ord: f64, dims: &[isize], keepdim: bool) -> Result<Var> {
         self.reduce(Reduction::Of(ReduceFn::Norm { ord }), dims, keepdim)
     }
-    /// x / max(norm of order `ord` over `dim`, eps): by vectors of that norm. An eps that f16 doesn't hold counts as the
-    /// smallest number that it holds, so that zeros stay zeros. Backward reads x and the norms.
+    /// x / max(norm of order `ord` over `dim`, eps): by vectors of that norm. An eps that f16 doesn't hold counts as
+    /// the smallest number that it holds, so that zeros stay zeros. Backward reads x and the norms.
     pub fn normalize(self, ord: f64, dim: isize, eps: f64) -> Result<Var> {
         let smallest = if self.dtype() == DType::F16 { 2f64.powi(-24) } else { 0.0 };
         let eps = if eps > 0.0 { eps.max(smallest) } else { eps };

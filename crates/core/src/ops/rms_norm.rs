@@ -8,8 +8,8 @@
 use super::*;
 use crate::tape::Var;
 
-/// y = RMS norm of x over the last dimension. Inputs: x, and `weight` `[n]` where flagged. Outputs: y, and the statistic
-/// rstd of x's shape without the last dimension.
+/// y = RMS norm of x over the last dimension. Inputs: x, and `weight` `[n]` where flagged. Outputs: y, and the
+/// statistic rstd of x's shape without the last dimension.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RmsNorm {
     /// Added to the mean of squares.

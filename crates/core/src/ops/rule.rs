@@ -134,10 +134,10 @@ impl Cost {
 /// The rule of one op: everything that the engine must know of it.
 ///
 /// What a rule gets wrong is [`Error::BrokenRule`](crate::Error::BrokenRule), or the error of the kernel that it called
-/// wrongly, and the tape is as it was before the call; a `backward` that consumes its tape has consumed it then. The same
-/// holds where a method panics. A rule may use its own tape, and what it records there stays. What the engine can't see is
-/// the rule's own business: numbers of outputs that forward never writes are undefined, and a `forward` that gives other
-/// numbers when it is run again makes replays differ.
+/// wrongly, and the tape is as it was before the call; a `backward` that consumes its tape has consumed it then. The
+/// same holds where a method panics. A rule may use its own tape, and what it records there stays. What the engine
+/// can't see is the rule's own business: numbers of outputs that forward never writes are undefined, and a `forward`
+/// that gives other numbers when it is run again makes replays differ.
 pub trait OpRule: Debug {
     /// The usual name, as users write it in patterns: `layer_norm`.
     fn name(&self) -> &'static str;

@@ -149,8 +149,8 @@ impl Var {
         operands.next().expect("self").apply(TernaryOp(f), operands)
     }
 
-    /// a + weight (end - a), from `self` to `end`. Backward reads the weight (for the ends' gradients) and both ends (for
-    /// the weight's).
+    /// a + weight (end - a), from `self` to `end`. Backward reads the weight (for the ends' gradients) and both ends
+    /// (for the weight's).
     pub fn lerp(self, end: impl Into<Var>, weight: impl Into<Var>) -> Result<Var> {
         self.ternary(TernaryFn::Lerp, end, weight)
     }

@@ -1,5 +1,5 @@
-//! Triangles of matrices `[.., rows, columns]`: tril keeps j - i <= diagonal, triu j - i >= diagonal, the rest becomes 0.
-//! What is kept is a function of the position: nothing is saved, and dx = g where x was kept, 0 elsewhere.
+//! Triangles of matrices `[.., rows, columns]`: tril keeps j - i <= diagonal, triu j - i >= diagonal, the rest
+//! becomes 0. What is kept is a function of the position: nothing is saved, and dx = g where x was kept, 0 elsewhere.
 
 use super::*;
 use crate::tape::Var;

@@ -367,7 +367,8 @@ impl Var {
         self.apply_all(Split { dim, sizes: sizes.into() }, [])
     }
 
-    /// Views of consecutive runs of `size` elements of dimension `dim`, the last one shorter where they don't go into it.
+    /// Views of consecutive runs of `size` elements of dimension `dim`, the last one shorter where they don't go into
+    /// it.
     pub fn split_every(self, dim: isize, size: usize) -> Result<Vec<Var>> {
         let n = self.shape()[self.dim("split", dim)?];
         if size == 0 && n > 0 {

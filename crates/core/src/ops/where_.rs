@@ -88,8 +88,9 @@ impl OpRule for Where {
 }
 
 impl Var {
-    /// `self` where `cond` (bool) is true, else `other`, with broadcasting. Operands of different dtypes are promoted to the
-    /// widest float; so beside a float, scalars (and tensors) of any dtype will do. Backward reads the condition.
+    /// `self` where `cond` (bool) is true, else `other`, with broadcasting. Operands of different dtypes are promoted
+    /// to the widest float; so beside a float, scalars (and tensors) of any dtype will do. Backward reads the
+    /// condition.
     pub fn where_(self, cond: impl Into<Var>, other: impl Into<Var>) -> Result<Var> {
         cond.into().apply(Where, binary::promoted(smallvec![self, other.into()])?)
     }
@@ -102,7 +103,8 @@ impl Var {
         self.masked_fill_with(mask, value)
     }
 
-    /// x with the one number of `value`, which may take a gradient, where `mask` (bool) is true. Backward reads the mask.
+    /// x with the one number of `value`, which may take a gradient, where `mask` (bool) is true. Backward reads the
+    /// mask.
     pub fn masked_fill_with(self, mask: impl Into<Var>, value: impl Into<Var>) -> Result<Var> {
         let value = value.into();
         if !value.shape().is_empty() {

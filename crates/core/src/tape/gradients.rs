@@ -5,8 +5,8 @@ use super::{ParameterId, Var};
 use crate::{Error, Result, Tensor};
 use std::collections::BTreeMap;
 
-/// The gradients of one backward pass: tensors, not values of a tape. One that is put on a tape with `leaf` starts there,
-/// without the history that made it; a gradient of a gradient is [`Error::SecondOrder`], see
+/// The gradients of one backward pass: tensors, not values of a tape. One that is put on a tape with `leaf` starts
+/// there, without the history that made it; a gradient of a gradient is [`Error::SecondOrder`], see
 /// [`grad_with`](crate::Tape::grad_with).
 #[derive(Debug, Default)]
 pub struct Gradients {
@@ -26,8 +26,8 @@ impl Gradients {
     pub fn parameter(&self, id: ParameterId) -> Option<&Tensor> {
         self.by_parameter.get(&id)
     }
-    /// The relative L2 distance of all gradients together from those of another pass of the same program, the reference. 0
-    /// only where all numbers are equal.
+    /// The relative L2 distance of all gradients together from those of another pass of the same program, the
+    /// reference. 0 only where all numbers are equal.
     ///
     /// # Errors
     /// [`Error::InvalidTensor`] where the passes don't have gradients of the same leaves.

@@ -169,7 +169,8 @@ impl Graph {
         root.map_or(self.values[value].handles, |root| root.handles) > ended
     }
 
-    /// Whether an op that is given `given` handles on a value gets the last: those that the op before was given have gone.
+    /// Whether an op that is given `given` handles on a value gets the last: those that the op before was given have
+    /// gone.
     pub fn is_given(&self, value: ValueKey, given: u32) -> bool {
         let ended = self.ended.iter().filter(|&&ended| ended == value).count() as u32;
         ended + given == self.values[value].handles
@@ -213,7 +214,8 @@ impl Graph {
         order
     }
 
-    /// Whether a pass has begun since the value was recorded: its mark is fixed, so that the next pass gives the same bits.
+    /// Whether a pass has begun since the value was recorded: its mark is fixed, so that the next pass gives the same
+    /// bits.
     pub(super) fn mark_is_fixed(&self, value: ValueKey) -> bool {
         self.nodes[self.values[value].node].sequence < self.marked_before
     }

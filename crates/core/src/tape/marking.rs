@@ -1,6 +1,7 @@
 //! Who decides a value's mark: the user on the value, else the innermost marked scope, else the policy.
 //!
-//! A policy is a user's code. It is asked outside any borrow of the graph, with the value as a [`Candidate`] of its own.
+//! A policy is a user's code. It is asked outside any borrow of the graph, with the value as a [`Candidate`] of its
+//! own.
 
 use super::graph::Node;
 use super::scope::{Place, Scopes};

@@ -71,8 +71,8 @@ struct Shared {
 /// Records ops; see the crate's docs. A cheap handle: clones are the same tape. Not `Send`: a thread has its own tape.
 ///
 /// Kernels, policies and rules run outside any borrow of the tape, and no state is shared between tapes. A policy or a
-/// rule may ask its own tape for facts (sizes, paths, tensors, counts), and clone and drop handles. What changes the tape
-/// (recording, scopes, marks, passes, `commit`) and the ledger are [`Error::Reentrant`] there; of
+/// rule may ask its own tape for facts (sizes, paths, tensors, counts), and clone and drop handles. What changes the
+/// tape (recording, scopes, marks, passes, `commit`) and the ledger are [`Error::Reentrant`] there; of
 /// [`scope`](Tape::scope), which returns no error, the tape's next call returns it.
 #[derive(Clone)]
 pub struct Tape(Rc<Shared>);
@@ -191,11 +191,12 @@ impl Tape {
         self.add_leaf(tensor, false, None)
     }
 
-    /// The leaf of a parameter: one per id, however often it is asked for, so that the gradients of all its uses add up.
+    /// The leaf of a parameter: one per id, however often it is asked for, so that the gradients of all its uses add
+    /// up.
     ///
     /// # Errors
-    /// [`Error::InvalidTensor`] where this id had another shape or dtype on this tape, [`Error::DeviceMismatch`] where the
-    /// tensor is on another device and the tape's computes.
+    /// [`Error::InvalidTensor`] where this id had another shape or dtype on this tape, [`Error::DeviceMismatch`]
+    /// where the tensor is on another device and the tape's computes.
     pub fn parameter(&self, id: ParameterId, tensor: &Tensor, requires_grad: bool) -> Result<Var> {
         let busy = self.enter("parameter", None)?;
         let mut graph = self.graph();

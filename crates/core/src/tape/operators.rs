@@ -1,7 +1,7 @@
 //! `+ - * /` and unary `-` on values and numbers. An operand given by value ends there, one given as `&x` stays.
 //!
-//! Each gives a `Result`, which may stand beside a value in the next operator: `&a * &b + c`. Beside another result or a
-//! number it needs a `?`: `(&a * &b)? + &c / d`, `(&a * &b)? * 2.0`.
+//! Each gives a `Result`, which may stand beside a value in the next operator: `&a * &b + c`. Beside another result
+//! or a number it needs a `?`: `(&a * &b)? + &c / d`, `(&a * &b)? * 2.0`.
 //!
 //! By a number, `x / c` is x times 1 / c, and `c / x` is c times 1 / x: two roundings, where a division has one.
 

@@ -9,9 +9,9 @@ pub enum Verify {
     /// No.
     #[default]
     Off,
-    /// Fingerprint each dropped value in forward and compare its replay: [`Error::ReplayDiffers`] names the op, the path
-    /// and the first differing element. Behind an int8 value a replay differs by design; there, the replays of later
-    /// passes are compared with the first one's. Costs host memory and time.
+    /// Fingerprint each dropped value in forward and compare its replay: [`Error::ReplayDiffers`] names the op, the
+    /// path and the first differing element. Behind an int8 value a replay differs by design; there, the replays of
+    /// later passes are compared with the first one's. Costs host memory and time.
     Bits,
 }
 
@@ -21,8 +21,8 @@ pub enum NonFinite {
     /// [`Error::NonFinite`], which names the value.
     #[default]
     Error,
-    /// Keep the value in full precision and count it in [`Stats::full_precision_fallbacks`]. Such a value is outside the
-    /// promise that a dry run predicts the peak.
+    /// Keep the value in full precision and count it in [`Stats::full_precision_fallbacks`]. Such a value is outside
+    /// the promise that a dry run predicts the peak.
     KeepFull,
 }
 
@@ -31,8 +31,8 @@ pub enum NonFinite {
 pub struct TapeOptions {
     /// Decides marks where neither the value nor a scope does.
     pub policy: Option<Rc<dyn Policy>>,
-    /// Seed of every random op. Each training step needs another one, or dropout repeats its mask. Without a seed, random
-    /// ops are [`Error::Unseeded`](crate::Error::Unseeded); the meta device draws no numbers and needs none.
+    /// Seed of every random op. Each training step needs another one, or dropout repeats its mask. Without a seed,
+    /// random ops are [`Error::Unseeded`](crate::Error::Unseeded); the meta device draws no numbers and needs none.
     pub seed: Option<u64>,
     /// Whether replays are checked.
     pub verify: Verify,
@@ -55,9 +55,9 @@ pub struct BackwardOptions {
     /// [`Error::SecondOrder`](crate::Error::SecondOrder), and the tape stays as it was. What may do instead: the first
     /// derivative written with ops, and differentiated; or differences of two `grad`s.
     pub create_graph: bool,
-    /// Makes every gradient `scale` times as large: backward starts at `scale` instead of 1, rounded to the loss's dtype.
-    /// For losses whose gradients are too small for the dtype of what lies before; whoever takes the gradients divides by
-    /// it. It takes no memory more. Where gradients are given it has no part.
+    /// Makes every gradient `scale` times as large: backward starts at `scale` instead of 1, rounded to the loss's
+    /// dtype. For losses whose gradients are too small for the dtype of what lies before; whoever takes the gradients
+    /// divides by it. It takes no memory more. Where gradients are given it has no part.
     pub scale: f64,
 }
 

@@ -1,8 +1,8 @@
 //! Backward: one loop over the nodes in reverse, replaying what was dropped when it is first asked for.
 //!
 //! A pass settles nothing. What the user still holds is read as its mark says, so gradients never depend on handles.
-//! Readers are counted for the pass over the nodes reachable from the seeds; a replayed or unpacked value is freed after
-//! its last reader, and so is, in a consuming pass, what the tape stores.
+//! Readers are counted for the pass over the nodes reachable from the seeds; a replayed or unpacked value is freed
+//! after its last reader, and so is, in a consuming pass, what the tape stores.
 
 use super::value::{NodeKey, ValueKey};
 use super::{BackwardOptions, Gradients, ParameterId, Tape, Var};
@@ -86,8 +86,8 @@ impl Tape {
         self.start_at_scalar(loss, options, None)
     }
 
-    /// The gradients of a scalar loss by these values, leaves or not, in their order. Only what leads to them is computed.
-    /// Consumes the tape, as [`backward`](Tape::backward) does.
+    /// The gradients of a scalar loss by these values, leaves or not, in their order. Only what leads to them is
+    /// computed. Consumes the tape, as [`backward`](Tape::backward) does.
     ///
     /// # Errors
     /// [`Error::NoGradient`] for a value that the loss doesn't depend on.

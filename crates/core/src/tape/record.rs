@@ -221,7 +221,8 @@ impl<'a> Call<'a> {
         keys
     }
 
-    /// The outputs with the marks that scopes and policy have for them. The policy is asked outside any borrow of the graph.
+    /// The outputs with the marks that scopes and policy have for them. The policy is asked outside any borrow of the
+    /// graph.
     fn marked(
         &self,
         outputs: SmallVec<[Tensor; 1]>,

@@ -384,8 +384,8 @@ impl Tape {
 type Remark = (ValueKey, Marking);
 
 impl Graph {
-    /// Moves the values that outlive a scope to the one around it, and lists them; with what policies see of those whose
-    /// mark may still change.
+    /// Moves the values that outlive a scope to the one around it, and lists them; with what policies see of those
+    /// whose mark may still change.
     fn outlive(&mut self, frame: &ScopeFrame, path: &Rc<str>, scopes: &Scopes) -> Vec<(ValueKey, Option<Candidate>)> {
         let around = scopes.top();
         let mut moved = Vec::new();

@@ -102,8 +102,8 @@ impl Graph {
         self.count_handle(value, 1);
     }
 
-    /// A new handle on a leaf of this tensor; false where the leaf is gone or of another one (a parameter that was updated
-    /// since, another view of it, frozen or not).
+    /// A new handle on a leaf of this tensor; false where the leaf is gone or of another one (a parameter that was
+    /// updated since, another view of it, frozen or not).
     pub(super) fn reopen_leaf(&mut self, leaf: ValueKey, tensor: &Tensor, requires_grad: bool) -> bool {
         let (Some(v), Some(root)) = (self.values.get(leaf), self.roots.get_mut(leaf)) else { return false };
         let same = match root.full() {
@@ -120,8 +120,8 @@ impl Graph {
         true
     }
 
-    /// One handle less on each of these values, in order. What is to be packed is for the caller, when all have gone: so
-    /// a weight that was cast for an op is free before the op's input is stored as int8.
+    /// One handle less on each of these values, in order. What is to be packed is for the caller, when all have gone:
+    /// so a weight that was cast for an op is free before the op's input is stored as int8.
     fn release_handles(&mut self, values: impl IntoIterator<Item = ValueKey>) -> Vec<Pending> {
         let mut handles: SmallVec<[(ValueKey, bool); 3]> = SmallVec::new();
         let mut gone = SmallVec::new();
@@ -336,8 +336,8 @@ impl Graph {
         }
     }
 
-    /// Where the tape's options say so, a value that its format can't hold is from here on as if marked Keep; a pass reads
-    /// it so.
+    /// Where the tape's options say so, a value that its format can't hold is from here on as if marked Keep; a pass
+    /// reads it so.
     pub(super) fn keep_full(&mut self, value: ValueKey) -> bool {
         if self.options.non_finite == NonFinite::Error {
             return false;

@@ -1,4 +1,5 @@
-//! Sums of gradients: those of all uses of a value add up in a fixed order, many of 16 bits in f32, and are rounded once.
+//! Sums of gradients: those of all uses of a value add up in a fixed order, many of 16 bits in f32, and are rounded
+//! once.
 
 use super::pass::Pass;
 use super::value::ValueKey;
@@ -27,8 +28,8 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// The gradient of a value, to be added to in place. That of a view to which nothing has been added is a part of the
-    /// gradient of what it views: a loop may take a small part of a new view each time.
+    /// The gradient of a value, to be added to in place. That of a view to which nothing has been added is a part of
+    /// the gradient of what it views: a loop may take a small part of a new view each time.
     pub(super) fn sum(&mut self, value: ValueKey) -> Result<GradientSum> {
         let mut views: SmallVec<[(Rc<Op>, usize); 2]> = SmallVec::new();
         let mut base = value;
@@ -124,7 +125,8 @@ impl Pass<'_> {
         parameter: Option<ParameterId>,
         gradients: &mut Gradients,
     ) -> Result<()> {
-        // A parameter updated between two recordings on one tape has two leaves, whose sums add up before they are rounded.
+        // A parameter updated between two recordings on one tape has two leaves, whose sums add up before they are
+        // rounded.
         if let Some(id) = parameter
             && let Some((_, sum)) = self.shared.get_mut(&id)
             && let Some(more) = self.grads.get(leaf)

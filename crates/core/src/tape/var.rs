@@ -228,9 +228,9 @@ impl Var {
         Ok(tape.record(Rc::new(op.into()), inputs)?.into_vec())
     }
 
-    /// As [`apply`](Var::apply) for an op that draws random numbers: it gets the tape's next stream and keeps it, so that
-    /// its replay is exact. The stream counts as taken only where the op is recorded, so that one that fails doesn't change
-    /// what the next draws.
+    /// As [`apply`](Var::apply) for an op that draws random numbers: it gets the tape's next stream and keeps it, so
+    /// that its replay is exact. The stream counts as taken only where the op is recorded, so that one that fails
+    /// doesn't change what the next draws.
     ///
     /// # Errors
     /// [`Error::Unseeded`] where the tape has no [`seed`](crate::TapeOptions::seed).

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::rc::Rc;
 
-/// Plans by the shape of the batch, each made when first asked for: under one budget short batches recompute nothing, long
-/// ones as much as they must.
+/// Plans by the shape of the batch, each made when first asked for: under one budget short batches recompute nothing,
+/// long ones as much as they must.
 ///
 /// ```
 /// use retape_core::{DType, Tensor, Trace, meta};

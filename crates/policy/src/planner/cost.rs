@@ -26,8 +26,8 @@ impl Default for CostModel {
 }
 
 impl CostModel {
-    /// With the times of steps that were run with [`TapeOptions::profile`](retape_core::TapeOptions::profile): of each path
-    /// the least, as other work on the machine only ever adds.
+    /// With the times of steps that were run with [`TapeOptions::profile`](retape_core::TapeOptions::profile): of
+    /// each path the least, as other work on the machine only ever adds.
     pub fn measured<'a>(steps: impl IntoIterator<Item = &'a Stats>) -> CostModel {
         let mut model = CostModel::default();
         for (path, time) in steps.into_iter().flat_map(|stats| &stats.by_path) {

@@ -1,10 +1,10 @@
 //! The cheapest choice for a price per byte, as a minimum cut.
 //!
-//! A value is absent, stored or replayed. What backward reads is not absent, and a replayed value needs each input of its
-//! op stored or replayed. With truth values "available" (stored or replayed), "replayed", and for each op "runs again",
-//! all constraints are implications between two of them, and the price is a sum over single ones: a minimum closure, which
-//! is a minimum cut (Picard 1976, "Maximal closure of a graph and applications to combinatorial problems"). How a
-//! stored value is stored concerns no other value, so the cheapest of the ways stands for all.
+//! A value is absent, stored or replayed. What backward reads is not absent, and a replayed value needs each input of
+//! its op stored or replayed. With truth values "available" (stored or replayed), "replayed", and for each op "runs
+//! again", all constraints are implications between two of them, and the price is a sum over single ones: a minimum
+//! closure, which is a minimum cut (Picard 1976, "Maximal closure of a graph and applications to combinatorial
+//! problems"). How a stored value is stored concerns no other value, so the cheapest of the ways stands for all.
 
 use super::graph::{Choice, Graph};
 use petgraph::algo::dinics;

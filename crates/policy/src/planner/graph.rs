@@ -176,8 +176,8 @@ impl Graph {
         }
     }
 
-    /// The error that lossy marks add to the gradients, the user's own apart: of every class of which a value is stored by
-    /// a format, that of the whole class; of several formats the worst.
+    /// The error that lossy marks add to the gradients, the user's own apart: of every class of which a value is
+    /// stored by a format, that of the whole class; of several formats the worst.
     pub fn error(&self, choices: &[Choice]) -> f64 {
         let of_item = |item: usize| match choices[item] {
             Choice::Packed(format) => self.class_error(self.items[item].class, format),

@@ -1,8 +1,8 @@
 //! The planner: the cheapest marks whose peak fits a byte budget.
 //!
-//! A [`Planner`] takes a [`Trace`], a forward pass that was recorded on the meta device. It proposes plans by minimum cuts
-//! and local changes, and runs each on the engine itself, so that what it promises is what will be measured. It explores
-//! without a budget in mind; [`Planner::plan`] then picks from what was found.
+//! A [`Planner`] takes a [`Trace`], a forward pass that was recorded on the meta device. It proposes plans by minimum
+//! cuts and local changes, and runs each on the engine itself, so that what it promises is what will be measured. It
+//! explores without a budget in mind; [`Planner::plan`] then picks from what was found.
 //!
 //! ```
 //! use retape_core::{DType, Tensor, Trace, meta};
@@ -102,8 +102,8 @@ impl LossyUse {
     }
 }
 
-/// The cheapest exact plan of a forward pass whose peak is at most `bytes` bytes. A [`Planner`] gives many budgets' plans,
-/// and lossy formats; a [`PlanCache`] the plans of many shapes.
+/// The cheapest exact plan of a forward pass whose peak is at most `bytes` bytes. A [`Planner`] gives many budgets'
+/// plans, and lossy formats; a [`PlanCache`] the plans of many shapes.
 ///
 /// # Errors
 /// [`Error::Infeasible`], which names the smallest budget that has a plan.
@@ -140,7 +140,8 @@ impl Planner {
         &self.trace
     }
 
-    /// The smallest budget that has a plan: the least peak of all that were tried, which isn't proven to be the least there is.
+    /// The smallest budget that has a plan: the least peak of all that were tried, which isn't proven to be the least
+    /// there is.
     pub fn smallest(&self) -> u64 {
         self.front.first().map_or(0, |p| p.peak)
     }
@@ -170,8 +171,8 @@ impl Planner {
         }
     }
 
-    /// The furthest plan on the way from one that fits to the next of the front, which doesn't, by bisection. Its seconds
-    /// lie between theirs, so that it is never faster than what a larger budget gets.
+    /// The furthest plan on the way from one that fits to the next of the front, which doesn't, by bisection. Its
+    /// seconds lie between theirs, so that it is never faster than what a larger budget gets.
     fn on_the_way(&self, fits: &Point, next: &Point, budget: u64) -> Result<Point> {
         let steps = search::path(&self.graph, &fits.draft.choices, &next.draft.choices);
         let (mut best, mut low, mut high) = (fits.clone(), 0, steps.len());

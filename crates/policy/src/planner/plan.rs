@@ -7,8 +7,8 @@ use retape_core::{Decision, Ledger, Lint, Mark, Origin, Policy, PresetInfo, Rule
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// Marks for all values of one forward pass, with what they will take. It is a [`Policy`] for a tape that records the same
-/// ops: the same code on the same shapes.
+/// Marks for all values of one forward pass, with what they will take. It is a [`Policy`] for a tape that records the
+/// same ops: the same code on the same shapes.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// The step's highest bytes: what the meter will show.
@@ -19,9 +19,10 @@ pub struct Plan {
     pub overhead_percent: f64,
     /// Predicted seconds of replays, packing and unpacking, over those of a step without any, in percent.
     pub overhead_seconds_percent: f64,
-    /// Estimate of the relative error of the gradients, from above: the sum, over the kinds of values of which any is stored by a
-    /// lossy format, of what all of a kind were measured to add as leaves. 0 without; `None` where one is used (the
-    /// user's own included) and nothing was measured. A value that much is replayed from may add more: measure the plan.
+    /// Estimate of the relative error of the gradients, from above: the sum, over the kinds of values of which any is
+    /// stored by a lossy format, of what all of a kind were measured to add as leaves. 0 without; `None` where one is
+    /// used (the user's own included) and nothing was measured. A value that much is replayed from may add more:
+    /// measure the plan.
     pub gradient_error_bound: Option<f64>,
     /// The mark of each value that was free to be marked, in recording order.
     pub marks: Vec<PlannedMark>,
@@ -56,9 +57,9 @@ impl Plan {
         self.policy.clone()
     }
 
-    /// As a file of rules that [`RuleSet::from_toml`](crate::RuleSet::from_toml) reads: the values that are alike in a rule
-    /// each, those that the user marked included. It is for the same model and shapes only; on another, what a rule doesn't
-    /// match is an error.
+    /// As a file of rules that [`RuleSet::from_toml`](crate::RuleSet::from_toml) reads: the values that are alike in
+    /// a rule each, those that the user marked included. It is for the same model and shapes only; on another, what a
+    /// rule doesn't match is an error.
     pub fn to_toml(&self) -> String {
         let mut text = format!(
             "# A plan for one model and one shape: values are named by their numbers.\n\

@@ -5,7 +5,8 @@ use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What ops cost on a device and what lossy marks add to the gradients there: measured once, saved, and loaded for the next plan.
+/// What ops cost on a device and what lossy marks add to the gradients there: measured once, saved, and loaded for
+/// the next plan.
 ///
 /// ```
 /// # use retape_policy::Profile;

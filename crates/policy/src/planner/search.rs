@@ -1,10 +1,10 @@
 //! The plans that a planner knows, each run by the engine, and how it finds more.
 //!
-//! Nothing here depends on a budget, so that what one budget gets can't depend on what was asked before, and a larger one
-//! never gets a slower plan. First come the solutions of minimum cuts, for what counts when forward ends and then for what
-//! counts at the moments at which those plans peak. Then gaps between neighbours on the front of the best are filled by
-//! plans that are the one for some blocks and the other for the rest, and plans on the front are changed value by value.
-//! All of it stops when the engine has run a fixed number of nodes.
+//! Nothing here depends on a budget, so that what one budget gets can't depend on what was asked before, and a larger
+//! one never gets a slower plan. First come the solutions of minimum cuts, for what counts when forward ends and then
+//! for what counts at the moments at which those plans peak. Then gaps between neighbours on the front of the best
+//! are filled by plans that are the one for some blocks and the other for the rest, and plans on the front are
+//! changed value by value. All of it stops when the engine has run a fixed number of nodes.
 
 use super::cut::Cut;
 use super::graph::{Choice, Draft, Graph};
@@ -115,9 +115,9 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// What no cut proposes: of the values that the plan of the least peak keeps in every block, every k-th alone, and all else
-    /// of the blocks recomputed (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"), with and without
-    /// segments; and every k-th of all values.
+    /// What no cut proposes: of the values that the plan of the least peak keeps in every block, every k-th alone,
+    /// and all else of the blocks recomputed (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"),
+    /// with and without segments; and every k-th of all values.
     fn thin(&mut self) -> Result<()> {
         let Some(least) = self.front.first().map(|p| p.draft.choices.clone()) else { return Ok(()) };
         let items = self.graph.items.len();
@@ -267,8 +267,8 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Whether an error of a run is the plan's fault: under its marks, one that the user sets by value comes too late, or the
-/// device's hard limit is exceeded.
+/// Whether an error of a run is the plan's fault: under its marks, one that the user sets by value comes too late, or
+/// the device's hard limit is exceeded.
 pub(super) fn refuses(error: &Error) -> bool {
     matches!(error, Error::Engine(retape_core::Error::MarkTooLate { .. } | retape_core::Error::OutOfMemory { .. }))
 }
@@ -292,8 +292,8 @@ fn insert(front: &mut Vec<Point>, point: Point) {
     front.splice(at..at + worse, [point]);
 }
 
-/// The items in which two plans differ, in the order in which one becomes the other: blocks nearest to the loss first, so
-/// that a part of the way is the one plan for the last blocks and the other for those before.
+/// The items in which two plans differ, in the order in which one becomes the other: blocks nearest to the loss
+/// first, so that a part of the way is the one plan for the last blocks and the other for those before.
 pub(super) fn path(graph: &Graph, from: &[Choice], to: &[Choice]) -> Vec<usize> {
     let mut differ: Vec<usize> = (0..from.len()).filter(|&i| from[i] != to[i]).collect();
     differ.sort_by_key(|&i| std::cmp::Reverse(graph.items[i].value));

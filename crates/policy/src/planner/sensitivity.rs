@@ -1,8 +1,9 @@
 //! How much the gradients change where a value is stored by a lossy format.
 //!
-//! Each kind of value (the same of all blocks) is stored so alone, and the gradients are compared with the exact ones. A
-//! plan that stores any value of a kind so counts the error of all of them, and adds up the kinds. That is an estimate: of
-//! one batch, and of values that nothing is replayed from. So measure the plan, too ([`Sensitivity::calibrated`]).
+//! Each kind of value (the same of all blocks) is stored so alone, and the gradients are compared with the exact
+//! ones. A plan that stores any value of a kind so counts the error of all of them, and adds up the kinds. That is an
+//! estimate: of one batch, and of values that nothing is replayed from. So measure the plan, too
+//! ([`Sensitivity::calibrated`]).
 
 use super::graph::{like, spec};
 use retape_core::serde_float::Float;
@@ -33,8 +34,8 @@ impl<'de> Deserialize<'de> for Sensitivity {
 }
 
 impl Sensitivity {
-    /// Measures it on a device that computes: `forward` is run there with the mark on every kind of value that `trace`, the
-    /// same forward pass, has room for. `tick` is called before each.
+    /// Measures it on a device that computes: `forward` is run there with the mark on every kind of value that
+    /// `trace`, the same forward pass, has room for. `tick` is called before each.
     ///
     /// # Errors
     /// Those of `forward` and of backward.
@@ -83,7 +84,8 @@ impl Sensitivity {
         Sensitivity(self.0.iter().map(|(kind, error)| (kind.clone(), error * factor)).collect())
     }
 
-    /// The error of a value's kind. One of a kind that wasn't measured counts as the worst that was; `None` where nothing was.
+    /// The error of a value's kind. One of a kind that wasn't measured counts as the worst that was; `None` where
+    /// nothing was.
     pub fn of(&self, value: &TraceValue) -> Option<f64> {
         // No number is no knowledge, and no error is below nothing.
         let known = |e: &f64| if e.is_nan() { f64::INFINITY } else { e.max(0.0) };

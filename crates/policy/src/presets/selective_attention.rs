@@ -3,7 +3,8 @@ use crate::{Rule, RuleSet};
 use retape_core::{Mark, Role};
 
 /// Recomputes the values of explicit attention that grow with the square of the sequence, from the kept q, k and v
-/// (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models"). Tiled attention has none.
+/// (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models"). Tiled attention has
+/// none.
 ///
 /// They are known by their ops inside scopes of role attention. `softmax`, `dropout`, `scale`, `causal_mask` and
 /// `where` (a mask) make scores of scores, of however many dimensions. `matmul` and `add` make projections too, so

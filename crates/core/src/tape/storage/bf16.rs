@@ -1,7 +1,7 @@
 //! Storing a value as bf16: the upper half of f32, rounded to nearest even.
 //!
-//! Eight bits of a significand are kept, so a stored element x is within |x| 2^-8 (half a unit in the last of 8 places),
-//! and below the smallest normal number, 2^-126, within 2^-134, half the distance of subnormal ones.
+//! Eight bits of a significand are kept, so a stored element x is within |x| 2^-8 (half a unit in the last of 8
+//! places), and below the smallest normal number, 2^-126, within 2^-134, half the distance of subnormal ones.
 
 use super::{PackedParts, StorageFormat};
 use crate::kernel::RandomStream;

@@ -15,8 +15,8 @@ use smallvec::SmallVec;
 use std::fmt::Debug;
 
 impl Mark {
-    /// A mark for each way of storing a value, with its usual arguments; what is exact first. A new way is a file, and a
-    /// line here.
+    /// A mark for each way of storing a value, with its usual arguments; what is exact first. A new way is a file,
+    /// and a line here.
     pub const FORMATS: [Mark; 3] = [Mark::Keep, Mark::Int8(Int8Spec::DEFAULT), Mark::Bf16];
 
     /// How a value with this mark is stored; none where it is recomputed.
@@ -34,7 +34,8 @@ impl Mark {
         self.bytes(spec).is_some()
     }
 
-    /// The bytes that a value of this spec takes where this mark packs it; `None` where it is kept as it is or recomputed.
+    /// The bytes that a value of this spec takes where this mark packs it; `None` where it is kept as it is or
+    /// recomputed.
     pub fn bytes(&self, spec: &Spec) -> Option<u64> {
         self.format()?.bytes(spec)
     }
@@ -56,8 +57,8 @@ pub trait StorageFormat: Debug {
     /// The code of the lint for a value that it is skipped for, because an op reads it exactly.
     fn skip_lint(&self) -> &'static str;
 
-    /// Whether a value may come back with other bits. Then nothing that must be exact is stored so, and what is replayed
-    /// from it counts as tainted.
+    /// Whether a value may come back with other bits. Then nothing that must be exact is stored so, and what is
+    /// replayed from it counts as tainted.
     fn is_lossy(&self) -> bool;
 
     /// Arguments that differ from the usual ones, as rules and files write them: `("group", "32")`.
