@@ -83,7 +83,7 @@ impl Graph {
 
     /// Marks that save nothing, or cost memory: by rule where a rule set them, by value where the user did.
     fn lint_savings(&self, rules: &Rules, lint: &mut Vec<Lint>) {
-        let mut saved: BTreeMap<(String, &'static str), (i64, u64, bool)> = BTreeMap::new();
+        let mut saved: BTreeMap<(String, &'static str, bool), (i64, u64)> = BTreeMap::new();
         for key in self.roots_in_order() {
             let (v, root) = (&self.values[key], &self.roots[key]);
             let mark = root.marking.mark.filter(|mark| *mark != Mark::Keep && !root.is_kept_exactly());
@@ -99,12 +99,12 @@ impl Graph {
                 MarkSource::Value | MarkSource::Scope => v.path.to_string(),
                 source => rules.decided_by(source).to_string(),
             };
-            let total = saved.entry((subject, mark.name())).or_insert((0, 0, true));
+            let as_it_is = mark != Mark::Recompute && !mark.packs(&v.spec);
+            let total = saved.entry((subject, mark.name(), as_it_is)).or_default();
             total.0 += without_mark - with_mark;
             total.1 += 1;
-            total.2 &= mark != Mark::Recompute && !mark.packs(&v.spec);
         }
-        for ((subject, mark), (bytes, values, as_it_is)) in saved {
+        for ((subject, mark, as_it_is), (bytes, values)) in saved {
             let (code, message) = match bytes {
                 1.. => continue,
                 0 if as_it_is => (
