@@ -92,7 +92,6 @@ impl Graph {
             let with_mark = match mark.bytes(&v.spec) {
                 _ if mark == Mark::Recompute => 0,
                 Some(bytes) if root.is_unsettled() => bytes as i64,
-                None if root.is_unsettled() => without_mark,
                 _ => root.stored_bytes() as i64,
             };
             let subject = match root.marking.source {
@@ -101,7 +100,8 @@ impl Graph {
             };
             let as_it_is = mark != Mark::Recompute && !mark.packs(&v.spec);
             let total = saved.entry((subject, mark.name(), as_it_is)).or_default();
-            total.0 += without_mark - with_mark;
+            // As it is, it is as good as kept.
+            total.0 += if as_it_is { 0 } else { without_mark - with_mark };
             total.1 += 1;
         }
         for ((subject, mark, as_it_is), (bytes, values)) in saved {

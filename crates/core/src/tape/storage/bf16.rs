@@ -4,10 +4,15 @@
 //! places), and below the smallest normal number, 2^-126, within 2^-134, half the distance of subnormal ones.
 
 use super::{PackedParts, StorageFormat};
-use crate::kernel::RandomStream;
+use crate::kernel::{self, RandomStream, ReduceFn};
+use crate::layout::Shape;
 use crate::ops::{Exec, Spec};
-use crate::{DType, Error, MemoryKind, Result, Tensor, kernel};
+use crate::{DType, Error, Result, Tensor};
 use smallvec::smallvec;
+
+/// The least magnitude that rounds to infinity: half a step above the largest bf16 number, 2^128 - 2^120.
+const BEYOND: f64 =
+    340_282_366_920_938_463_463_374_607_431_768_211_456.0 - 664_613_997_892_457_936_451_903_530_140_172_288.0;
 
 /// Two bytes an element. A value that is of 16 bits already is stored as it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,14 +41,16 @@ impl StorageFormat for Bf16 {
     }
 
     fn pack(&self, exec: &Exec<'_>, tensor: &Tensor, _stream: Option<RandomStream>) -> Result<PackedParts> {
-        let half = exec.empty(tensor.shape(), DType::BF16)?;
-        exec.run(kernel::Copy { x: tensor, out: &half })?;
-        // No square of a bf16 number is beyond f64, nor is a sum of 2^60 of them.
-        let norm = Tensor::uninit(tensor.device(), &[], DType::F64, MemoryKind::Workspace)?;
-        exec.run(kernel::SquaredNorm { x: &half, out: &norm })?;
-        if norm.device().computes() && !norm.item()?.is_finite() {
+        let shape: Shape = tensor.shape().iter().map(|_| 1).collect();
+        let largest = exec.workspace(&shape, tensor.dtype().computed_in())?;
+        exec.run(kernel::Reduce { f: ReduceFn::Norm { ord: f64::INFINITY }, x: tensor, out: &largest })?;
+        // A NaN is no less than anything.
+        let holds = !largest.device().computes() || largest.item()? < BEYOND;
+        if !holds {
             return Err(Error::NonFinite { path: String::new(), op: "", format: self.name() });
         }
+        let half = exec.empty(tensor.shape(), DType::BF16)?;
+        exec.run(kernel::Copy { x: tensor, out: &half })?;
         Ok(smallvec![half])
     }
 
