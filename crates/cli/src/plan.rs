@@ -8,6 +8,7 @@ use crate::report::{self, bytes};
 use crate::subject::DryRun;
 use retape::nn::GptConfig;
 use retape::policy::PlannedMark;
+use retape::prelude::Mark;
 use serde_json::json;
 use std::path::Path;
 
@@ -99,23 +100,20 @@ fn print(marks: &[PlannedMark], all: bool) -> Result<()> {
             None => groups.push((path, m, vec![m.mark.name()])),
         }
     }
-    let mut table = report::table(&["path", "op", "bytes", "keep", "recompute", "int8", "blocks"], &[0, 1, 6]);
+    let marks: Vec<&str> = Mark::all().map(Mark::name).collect();
+    let columns = [&["path", "op", "bytes"][..], &marks, &["blocks"]].concat();
+    let mut table = report::table(&columns, &[0, 1, columns.len() - 1]);
     for (path, first, names) in groups {
-        let count = |mark| match names.iter().filter(|name| **name == mark).count() {
+        let count = |mark: &&str| match names.iter().filter(|name| *name == mark).count() {
             0 => String::new(),
             n => n.to_string(),
         };
-        // One letter a block: k, r, i.
+        // One letter a block: k, r, i, b.
         let letters: String = names.iter().filter_map(|name| name.chars().next()).collect();
-        table.add_row([
-            path,
-            first.op.to_owned(),
-            bytes(first.bytes),
-            count("keep"),
-            count("recompute"),
-            count("int8"),
-            report::shortened(&letters, 48),
-        ]);
+        let mut row = vec![path, first.op.to_owned(), bytes(first.bytes)];
+        row.extend(marks.iter().map(count));
+        row.push(report::shortened(&letters, 48));
+        table.add_row(row);
     }
     report::print_line(&table.to_string())
 }
