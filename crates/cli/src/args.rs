@@ -413,7 +413,13 @@ pub struct MeasureArgs {
     #[arg(long, value_name = "N", value_parser = parse_whole::<usize>, allow_negative_numbers = true)]
     pub steps: Option<usize>,
     /// Also train N steps under each policy and report the loss then
-    #[arg(long, value_name = "N", value_parser = parse_whole::<u64>, allow_negative_numbers = true, default_value_t = 0)]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = parse_whole::<u64>,
+        allow_negative_numbers = true,
+        default_value_t = 0
+    )]
     pub train_steps: u64,
 }
 
@@ -499,7 +505,14 @@ pub struct TrainArgs {
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
     /// Steps between checkpoints; one more comes at the end
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = parse_positive, allow_negative_numbers = true, requires = "save")]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 100,
+        value_parser = parse_positive,
+        allow_negative_numbers = true,
+        requires = "save"
+    )]
     pub save_every: u64,
     /// Continue the latest checkpoint of this directory
     #[arg(long, value_name = "DIR", conflicts_with = "init")]
@@ -508,7 +521,13 @@ pub struct TrainArgs {
     #[arg(long, value_name = "FILE")]
     pub init: Option<PathBuf>,
     /// Steps between validations; 0: at the end only
-    #[arg(long, value_name = "N", value_parser = parse_whole::<u64>, allow_negative_numbers = true, default_value_t = 0)]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = parse_whole::<u64>,
+        allow_negative_numbers = true,
+        default_value_t = 0
+    )]
     pub val_every: u64,
     #[command(flatten)]
     pub settings: SettingArgs,

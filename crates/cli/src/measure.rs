@@ -125,7 +125,8 @@ pub fn measure(
                 };
                 if error != 0.0 && warm_up.stats.quantized == 0 {
                     return Err(Failure::internal(format!(
-                        "the gradients under `{}` differ from those under `none` by {error:e}, and nothing was quantized",
+                        "the gradients under `{}` differ from those under `none` by {error:e}, and nothing was \
+                         quantized",
                         policy.label()
                     )));
                 }

@@ -287,8 +287,8 @@ impl Graph {
             "it has settled; mark it while you hold its first handle".into()
         } else if let Some(input) = self.gone_input(key).filter(|_| mark == Mark::Recompute) {
             format!(
-                "its input `{}` was freed, because it was marked {} when recorded; mark it in the statement that makes it, \
-                 or change the rule",
+                "its input `{}` was freed, because it was marked {} when recorded; mark it in the statement that makes \
+                 it, or change the rule",
                 self.values[input].path,
                 root.marking.mark.map_or("otherwise", Mark::name)
             )
