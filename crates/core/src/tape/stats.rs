@@ -43,3 +43,15 @@ pub struct Stats {
     /// Time per path, if the tape profiles.
     pub by_path: BTreeMap<String, PathTime>,
 }
+
+impl Stats {
+    /// FLOPs of all replays over those of a step without any (backward counts as twice forward), in percent.
+    pub fn overhead_percent(&self) -> f64 {
+        overhead_percent(self.replayed_flops, self.forward_flops)
+    }
+}
+
+/// Replayed FLOPs over those of a step that replays nothing, three times forward's, in percent.
+pub(crate) fn overhead_percent(replayed_flops: u64, forward_flops: u64) -> f64 {
+    100.0 * replayed_flops as f64 / forward_flops.saturating_mul(3).max(1) as f64
+}
