@@ -163,7 +163,14 @@ fn contents(timeline: &Timeline, names: &TapeNames) -> Vec<Value> {
         }
     }
     contents.sort_by_key(|c| std::cmp::Reverse(c.3));
-    let object = |(path, what, kind, bytes): (Option<&str>, &str, MemoryKind, u64)| json!({ "path": path, "what": what, "kind": kind.name(), "bytes": bytes });
+    let object = |(path, what, kind, bytes): (Option<&str>, &str, MemoryKind, u64)| {
+        json!({
+            "path": path,
+            "what": what,
+            "kind": kind.name(),
+            "bytes": bytes,
+        })
+    };
     contents.into_iter().map(object).collect()
 }
 
