@@ -159,7 +159,7 @@ pub enum Error {
          {format} can't represent; keep this value, or allow the fallback to full precision"
     )]
     NonFinite {
-        /// The format, `int8`.
+        /// The format, such as `int8`.
         format: &'static str,
         /// The value's path.
         path: String,

@@ -36,7 +36,7 @@ pub(crate) enum Event {
     Reopen(u64),
     /// An op and its operands.
     Op(Rc<Op>, SmallVec<[Operand; 3]>),
-    /// The last handles of these went, all before any was quantized.
+    /// The last handles of these went, all before any was packed.
     Release(SmallVec<[u64; 3]>),
     /// The user has a value's tensor, and holds it until [`LetGo`](Event::LetGo).
     Take(u64),

@@ -14,7 +14,7 @@ use std::fmt;
 use std::rc::Rc;
 
 /// A value on a tape: a counted handle. When the last handle of a value (and of the views of it) goes, the tape stores,
-/// quantizes, drops or frees it.
+/// packs, drops or frees it.
 ///
 /// # The last use ends a handle
 ///
