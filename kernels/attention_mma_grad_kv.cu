@@ -71,7 +71,8 @@ DEVICE void grad_kv(const Attention& p) {
         __syncthreads();
         fetch(step + 1);
         const int i = query_of(step);
-        const float *const largest = stats_of(step), *const log_sum = largest + QUERIES, *const delta = log_sum + QUERIES;
+        const float *const largest = stats_of(step), *const log_sum = largest + QUERIES;
+        const float *const delta = log_sum + QUERIES;
         Fragment<N> w[1];
         w[0].clear();
         add_scores(w, k_tile, warp_row, q_tile(step));

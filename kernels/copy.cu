@@ -53,8 +53,12 @@ DEVICE void write_double(const Tensor& t, int64_t at, double x) {
         case F64: reinterpret_cast<double*>(t.data)[at] = x; break;
         case F32: reinterpret_cast<float*>(t.data)[at] = static_cast<float>(x); break;
         case BF16: case F16: store(t, at, round_to_odd(x)); break;
-        case I64: reinterpret_cast<int64_t*>(t.data)[at] = of_double<int64_t>(x, -0x1p63, 0x1p63, INT64_MIN, INT64_MAX); break;
-        case I32: reinterpret_cast<int32_t*>(t.data)[at] = of_double<int32_t>(x, -0x1p31, 0x1p31 - 1, INT32_MIN, INT32_MAX); break;
+        case I64:
+            reinterpret_cast<int64_t*>(t.data)[at] = of_double<int64_t>(x, -0x1p63, 0x1p63, INT64_MIN, INT64_MAX);
+            break;
+        case I32:
+            reinterpret_cast<int32_t*>(t.data)[at] = of_double<int32_t>(x, -0x1p31, 0x1p31 - 1, INT32_MIN, INT32_MAX);
+            break;
         case U8: reinterpret_cast<uint8_t*>(t.data)[at] = of_double<uint8_t>(x, 0.0, 255.0, 0, 255); break;
         default: reinterpret_cast<uint8_t*>(t.data)[at] = x != 0.0;
     }
@@ -78,7 +82,8 @@ struct Fill {
 
 KERNEL fill(const Fill p) {
     const int64_t n = p.out.count(), step = int64_t(gridDim.x) * blockDim.x;
-    for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += step) write_double(p.out, p.out.offset(i), p.value);
+    for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += step)
+        write_double(p.out, p.out.offset(i), p.value);
 }
 
 struct Copy {

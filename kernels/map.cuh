@@ -65,8 +65,12 @@ DEVICE void map_elements(const Map& p, F f) {
     _Pragma("unroll") for (int i = 0; i < W; i++) { const C a = x[0][i]; y[i] = expression; } return
 #define MAP2(expression) \
     _Pragma("unroll") for (int i = 0; i < W; i++) { const C a = x[0][i], b = x[1][i]; y[i] = expression; } return
-#define MAP3(expression) \
-    _Pragma("unroll") for (int i = 0; i < W; i++) { const C a = x[0][i], b = x[1][i], c = x[2][i]; y[i] = expression; } return
+#define MAP3(expression)                                                                      \
+    _Pragma("unroll") for (int i = 0; i < W; i++) {                                           \
+        const C a = x[0][i], b = x[1][i], c = x[2][i];                                        \
+        y[i] = expression;                                                                    \
+    }                                                                                         \
+    return
 #define MAP4(expression)                                                                      \
     _Pragma("unroll") for (int i = 0; i < W; i++) {                                           \
         const C a = x[0][i], b = x[1][i], c = x[2][i], d = x[3][i];                           \

@@ -128,7 +128,8 @@ DEVICE void dots(const Matmul& p) {
             sum += load<C>(p.a, a + k * p.a_steps.column) * load<C>(p.b, b + k * p.b_steps.row);
         sum = static_cast<C>(p.alpha) * warp_fold(sum, Add());
         if (lane == 0) {
-            const int64_t at = p.out.offset(place.batch) + place.row * p.out_steps.row + place.column * p.out_steps.column;
+            const int64_t at =
+                p.out.offset(place.batch) + place.row * p.out_steps.row + place.column * p.out_steps.column;
             store(p.out, at, p.accumulate ? load<C>(p.out, at) + sum : sum);
         }
     }

@@ -90,7 +90,8 @@ DEVICE void take_b(uint32_t (&b)[4], const T* tile, int first, int step) {
 
 // Stores 16 rows of 32 columns of sums, which start at (row, column) of the matrix at `out`. `stage` is the warp's
 // own shared memory.
-DEVICE void store_rows(const Matmul& p, int64_t out, int64_t row, int64_t column, const float (&sum)[4][4], float* stage) {
+DEVICE void store_rows(const Matmul& p, int64_t out, int64_t row, int64_t column, const float (&sum)[4][4],
+                       float* stage) {
     constexpr int ROW = 32 + 4;
     const int lane = threadIdx.x % 32;
     const float alpha = static_cast<float>(p.alpha);
@@ -136,7 +137,8 @@ DEVICE void product(const Matmul& p) {
     const int warp = threadIdx.x / 32, warp_row = warp % 2 * (TILE / 2), warp_column = warp / 2 * 32;
     const int m = static_cast<int>(p.m), n = static_cast<int>(p.n), k = static_cast<int>(p.k);  // each below 2^31
     const int steps = (k + DEPTH - 1) / DEPTH;
-    const int64_t a_stride = A_ALONG_K ? p.a_steps.row : p.a_steps.column, b_stride = B_ALONG_K ? p.b_steps.column : p.b_steps.row;
+    const int64_t a_stride = A_ALONG_K ? p.a_steps.row : p.a_steps.column;
+    const int64_t b_stride = B_ALONG_K ? p.b_steps.column : p.b_steps.row;
     for (int64_t tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
         const Place place = place_of(p, tile, TILE);
         const int row = static_cast<int>(place.row), column = static_cast<int>(place.column);
@@ -177,7 +179,8 @@ DEVICE void product(const Matmul& p) {
                     take_a<TILE, A_ALONG_K>(fragment_a, tile_a, warp_row + 16 * i, kk);
 #pragma unroll
                     for (int j = 0; j < 4; j++)
-                        mma(sum[i][j], fragment_a, fragments_b[j / 2][j % 2 * 2], fragments_b[j / 2][j % 2 * 2 + 1], T());
+                        mma(sum[i][j], fragment_a, fragments_b[j / 2][j % 2 * 2], fragments_b[j / 2][j % 2 * 2 + 1],
+                            T());
                 }
             }
             stage = stage == STAGES - 1 ? 0 : stage + 1;
@@ -193,11 +196,15 @@ DEVICE void product(const Matmul& p) {
     }
 }
 
-#define PRODUCTS(T, TILE)                                                                   \
-    KERNEL __launch_bounds__(2 * TILE, 256 / TILE) matmul_mma_##T##_##TILE##_kk(const Matmul p) { product<T, TILE, true, true>(p); }   \
-    KERNEL __launch_bounds__(2 * TILE, 256 / TILE) matmul_mma_##T##_##TILE##_ko(const Matmul p) { product<T, TILE, true, false>(p); }  \
-    KERNEL __launch_bounds__(2 * TILE, 256 / TILE) matmul_mma_##T##_##TILE##_ok(const Matmul p) { product<T, TILE, false, true>(p); }  \
-    KERNEL __launch_bounds__(2 * TILE, 256 / TILE) matmul_mma_##T##_##TILE##_oo(const Matmul p) { product<T, TILE, false, false>(p); }
+#define PRODUCT(T, TILE, name, A_ALONG_K, B_ALONG_K)                                                    \
+    KERNEL __launch_bounds__(2 * TILE, 256 / TILE) matmul_mma_##T##_##TILE##_##name(const Matmul p) {   \
+        product<T, TILE, A_ALONG_K, B_ALONG_K>(p);                                                      \
+    }
+#define PRODUCTS(T, TILE)               \
+    PRODUCT(T, TILE, kk, true, true)    \
+    PRODUCT(T, TILE, ko, true, false)   \
+    PRODUCT(T, TILE, ok, false, true)   \
+    PRODUCT(T, TILE, oo, false, false)
 PRODUCTS(bf16, 128)
 PRODUCTS(bf16, 64)
 PRODUCTS(f16, 128)

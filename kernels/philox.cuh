@@ -15,7 +15,8 @@ DEVICE uint32_t multiply_high(uint32_t a, uint32_t b) { return static_cast<uint3
 
 // The words of elements 4 index .. 4 index + 3 of the stream.
 DEVICE Words philox(const RandomStream& stream, uint64_t index) {
-    uint32_t c0 = uint32_t(index), c1 = uint32_t(index >> 32), c2 = uint32_t(stream.counter), c3 = uint32_t(stream.counter >> 32);
+    uint32_t c0 = uint32_t(index), c1 = uint32_t(index >> 32);
+    uint32_t c2 = uint32_t(stream.counter), c3 = uint32_t(stream.counter >> 32);
     uint32_t k0 = uint32_t(stream.seed), k1 = uint32_t(stream.seed >> 32);
 #pragma unroll
     for (int round = 0; round < 10; round++) {
@@ -35,6 +36,7 @@ DEVICE Words philox(const RandomStream& stream, uint64_t index) {
 DEVICE uint32_t random_word(const RandomStream& stream, uint64_t element) {
     const Words words = philox(stream, element / 4);
     // By selects: an index known only at run time would put the words into memory.
-    const uint32_t low = element & 1 ? words.word[1] : words.word[0], high = element & 1 ? words.word[3] : words.word[2];
+    const uint32_t low = element & 1 ? words.word[1] : words.word[0];
+    const uint32_t high = element & 1 ? words.word[3] : words.word[2];
     return element & 2 ? high : low;
 }

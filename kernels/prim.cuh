@@ -68,7 +68,8 @@ DEVICE void cp_async_wait() {
 
 // Stores 16 bytes at once; `to` is 16-byte aligned global memory. (The compiler takes some structs' stores apart.)
 DEVICE void store16(void* to, const uint32_t (&x)[4]) {
-    asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+    asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
 }
 
 // 2^x within 2 units of the last place, denormals flushed; 0 at -inf.

@@ -33,7 +33,8 @@ DEVICE void load_held(const Quantize& p, const Group& g, int64_t from, C (&x)[HE
             load_pack(p.x, g.x + j, x[i]);
         } else {
 #pragma unroll
-            for (int e = 0; e < PACK; e++) x[i][e] = j + e < g.length ? load<C>(p.x, g.x + (j + e) * p.x.last_stride()) : C(0);
+            for (int e = 0; e < PACK; e++)
+                x[i][e] = j + e < g.length ? load<C>(p.x, g.x + (j + e) * p.x.last_stride()) : C(0);
         }
     }
 }
@@ -113,7 +114,8 @@ DEVICE void quantize_group(const Quantize& p, int64_t number, int thread, int te
         if (from == 0) break;
         load_held(p, g, from - held, x, thread, team);
     }
-    if (there && thread == 0) store(p.scales, p.scales.row(row) + k * p.scales.last_stride(), isfinite(most) ? most : C(NAN));
+    if (there && thread == 0)
+        store(p.scales, p.scales.row(row) + k * p.scales.last_stride(), isfinite(most) ? most : C(NAN));
 }
 
 template <class C>
@@ -151,7 +153,9 @@ struct Dequantize {
 template <class C>
 DEVICE void dequantize(const Dequantize& p) {
     const int64_t width = p.out.last(), in_row = (width + PACK - 1) / PACK, step = int64_t(gridDim.x) * blockDim.x;
-    const auto number = [](uint64_t byte) { return static_cast<C>(static_cast<int8_t>(byte)) * static_cast<C>(1.0 / 127.0); };
+    const auto number = [](uint64_t byte) {
+        return static_cast<C>(static_cast<int8_t>(byte)) * static_cast<C>(1.0 / 127.0);
+    };
     for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < p.rows * in_row; i += step) {
         const int64_t row = i / in_row, first = (i - row * in_row) * PACK;
         const int64_t q = p.q.row(row), out = p.out.row(row), scales = p.scales.row(row);

@@ -95,14 +95,16 @@ struct alignas(16) Quad { uint32_t word[4]; };
 template <class T>
 DEVICE void load_pack_as(const T* p, float (&x)[PACK]) {
     alignas(16) T raw[PACK];
-    for (int i = 0; i < int(PACK * sizeof(T) / 16); i++) reinterpret_cast<Quad*>(raw)[i] = reinterpret_cast<const Quad*>(p)[i];
+    for (int i = 0; i < int(PACK * sizeof(T) / 16); i++)
+        reinterpret_cast<Quad*>(raw)[i] = reinterpret_cast<const Quad*>(p)[i];
     for (int i = 0; i < PACK; i++) x[i] = widen(raw[i]);
 }
 template <class T>
 DEVICE void store_pack_as(T* p, const float (&x)[PACK]) {
     alignas(16) T raw[PACK];
     for (int i = 0; i < PACK; i++) raw[i] = narrow<T>(x[i]);
-    for (int i = 0; i < int(PACK * sizeof(T) / 16); i++) store16(reinterpret_cast<Quad*>(p) + i, reinterpret_cast<const Quad*>(raw)[i].word);
+    for (int i = 0; i < int(PACK * sizeof(T) / 16); i++)
+        store16(reinterpret_cast<Quad*>(p) + i, reinterpret_cast<const Quad*>(raw)[i].word);
 }
 DEVICE void load_pack(const Tensor& t, int64_t at, float (&x)[PACK]) {
     switch (t.dtype) {

@@ -74,8 +74,10 @@ def write(rows):
     width = max(len(kernel) for kernel, _ in rows) + 1
     line = lambda cells: f"{cells[0]:{width}} {cells[1]:6}" + "".join(f"{cell:>10}" for cell in cells[2:])
     with open(TABLE, "w") as file:
-        file.write("# What each kernel takes, by scripts/check-kernels.sh --update: registers of a thread; bytes of stack; bytes\n"
-                   "# spilled (stored and loaded); whether it uses tensor cores; bits of its widest global load and store.\n")
+        file.write("# What each kernel takes, by scripts/check-kernels.sh --update: registers of a thread; "
+                   "bytes of stack; bytes\n"
+                   "# spilled (stored and loaded); whether it uses tensor cores; "
+                   "bits of its widest global load and store.\n")
         file.write(f"nvcc {compiler()}\n")
         file.write(line(("kernel", "target", *COLUMNS)) + "\n")
         for kernel, target in sorted(rows):

@@ -21,7 +21,8 @@ build() {
     rm -rf "$gpu" && mkdir -p "$gpu/kernels" "$gpu/programs"
     # Code for an H200, and PTX for what else there may be.
     ls kernels/*.cu | xargs -P "$(nproc)" -I{} sh -c \
-        '.cuda/nvcc -std=c++17 -O3 -fatbin -gencode=arch=compute_90,code=sm_90 -gencode=arch=compute_80,code=compute_80 \
+        '.cuda/nvcc -std=c++17 -O3 -fatbin \
+            -gencode=arch=compute_90,code=sm_90 -gencode=arch=compute_80,code=compute_80 \
             -o "$0/kernels/$(basename {} .cu).fatbin" {}' "$gpu"
     # Without kernels in them: they are read from the folder.
     export NVCC=none
@@ -58,12 +59,13 @@ for line in sys.stdin:
 # says to a log of its own, and the lines with results to gpu.txt.
 part() {
     local name=$1 limit=$2 start status=ok
+    local figures='test |f32|bf16|f16|copy|gelu|softmax|layer_norm|quantize|dequantize|cross|adamw|matmul'
+    figures+='|attention|torch|error|w1|tiny|gpt2|flash|explicit'
     shift 2
     start=$(date +%s)
     echo "== $name" | tee -a "$out/gpu.txt"
     timeout $((limit * patience)) "$@" >"$out/$name.log" 2>&1 || status="failed ($?)"
-    grep -E '^(test |f32|bf16|f16|copy|gelu|softmax|layer_norm|quantize|dequantize|cross|adamw|matmul|attention|torch|error|w1|tiny|gpt2|flash|explicit)|panicked' \
-        "$out/$name.log" >>"$out/gpu.txt" || true
+    grep -E "^($figures)|panicked" "$out/$name.log" >>"$out/gpu.txt" || true
     summary+=("$(printf '%-14s %-14s %4d s' "$name" "$status" $(($(date +%s) - start)))")
     [ "$status" = ok ] || failed=1
 }
@@ -73,7 +75,10 @@ run() {
     mkdir -p "$out" && : >"$out/gpu.txt"
     tar -C "$gpu" -xzf "$gpu/programs.tar.gz"
     export RETAPE_CUDA_KERNELS=$gpu/kernels RETAPE_GPT_CURVE=$gpu/gpt_curve
-    { date -u +%F; nvidia-smi --query-gpu=name,driver_version --format=csv,noheader || echo "no nvidia-smi"; } >>"$out/gpu.txt" 2>&1
+    {
+        date -u +%F
+        nvidia-smi --query-gpu=name,driver_version --format=csv,noheader || echo "no nvidia-smi"
+    } >>"$out/gpu.txt" 2>&1
     local small=() model=(--model gpt2-small) threads=() patience=1
     if [ "${1:-}" = small ]; then
         small=(--small) threads=(--test-threads 2) patience=20
@@ -106,7 +111,8 @@ def read(name):
 parts = [dict(zip(("part", "status", "seconds"), (l[:14].strip(), l[15:29].strip(), int(l[30:34])))) for l in sys.stdin]
 files = {"step": "step.log", "frontier": "frontier/frontier.json", "speed": "speed.json", "torch": "torch.json"}
 document = {"machine": open(os.path.join(out, "gpu.txt")).read().splitlines()[:2], "parts": parts}
-json.dump(document | {key: read(name) for key, name in files.items()}, open(os.path.join(out, "gpu.json"), "w"), indent=1)
+document |= {key: read(name) for key, name in files.items()}
+json.dump(document, open(os.path.join(out, "gpu.json"), "w"), indent=1)
 ' "$out"
     echo | tee -a "$out/gpu.txt"
     printf '%s\n' "${summary[@]}" | tee -a "$out/gpu.txt"

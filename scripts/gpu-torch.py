@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""The same work in PyTorch, for scripts/gpu-check.sh: attention by its FLASH and CUDNN backends, products, a gpt2-small step.
+"""The same work in PyTorch, for scripts/gpu-check.sh: attention by its FLASH and CUDNN backends, products, a step of
+gpt2-small.
 
-Shapes, repetitions and counted FLOPs are those of crates/cuda/examples/speed.rs. `--json FILE` writes what is printed."""
+Shapes, repetitions and counted FLOPs are those of crates/cuda/examples/speed.rs. `--json FILE` writes what is
+printed."""
 
 import json
 import statistics
@@ -46,7 +48,8 @@ def report(what, shape, took, amount, unit):
 def products():
     for m, n, k in [(4096, 4096, 4096), (8192, 3072, 768), (8192, 50304, 768)]:
         for name, dtype in [("bf16", torch.bfloat16), ("f32", torch.float32)]:
-            pairs = [(torch.randn(m, k, device="cuda", dtype=dtype), torch.randn(k, n, device="cuda", dtype=dtype)) for _ in range(2)]
+            made = {"device": "cuda", "dtype": dtype}
+            pairs = [(torch.randn(m, k, **made), torch.randn(k, n, **made)) for _ in range(2)]
             took = seconds([lambda a=a, b=b: a @ b for a, b in pairs])
             report("matmul", f"{m} x {n} x {k} {name}", took, 2 * m * n * k, "TFLOP/s")
 
@@ -59,15 +62,18 @@ def attention():
                     batch, heads = 16384 // t, 2048 // size
                     operands = []
                     for _ in range(2):
-                        q, k, v, g = (torch.randn(batch, t, heads, size, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(4))
+                        shape, made = (batch, t, heads, size), {"device": "cuda", "dtype": torch.bfloat16}
+                        q, k, v, g = (torch.randn(shape, **made).transpose(1, 2) for _ in range(4))
                         operands.append((q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), g))
                     label = f"{batch}x{t}x{heads}x{size}{' causal' if causal else ''}"
                     flops = 4 * batch * heads * size * t * t * (0.5 if causal else 1)
                     try:
                         with sdpa_kernel(backend):
-                            forward = seconds([lambda o=o: F.scaled_dot_product_attention(*o[:3], is_causal=causal) for o in operands])
-                            outputs = [(F.scaled_dot_product_attention(*o[:3], is_causal=causal), o) for o in operands]
-                            backward = seconds([lambda y=y, o=o: torch.autograd.grad(y, o[:3], o[3], retain_graph=True) for y, o in outputs])
+                            attend = lambda o: F.scaled_dot_product_attention(*o[:3], is_causal=causal)
+                            grad = lambda y, o: torch.autograd.grad(y, o[:3], o[3], retain_graph=True)
+                            forward = seconds([lambda o=o: attend(o) for o in operands])
+                            outputs = [(attend(o), o) for o in operands]
+                            backward = seconds([lambda y=y, o=o: grad(y, o) for y, o in outputs])
                     except RuntimeError as error:
                         print(f"torch attention {name} {label}: {str(error).splitlines()[0]}")
                         continue

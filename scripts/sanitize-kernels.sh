@@ -48,7 +48,8 @@ done | xargs -r -P "$(nproc)" -I{} bash -c '{}'
 own=("$objects"/*.o)
 for unit in "$objects"/*.unit.o; do own=("${own[@]/$unit/}"); done
 # shellcheck disable=SC2068
-"$compiler" -shared -Wl,-Bsymbolic -Wl,-z,nodelete "${flags[@]}" ${own[@]} "$out"/*.unit.o -o "$out/libcudaemu.so" -ldl -lpthread
+"$compiler" -shared -Wl,-Bsymbolic -Wl,-z,nodelete "${flags[@]}" ${own[@]} "$out"/*.unit.o \
+    -o "$out/libcudaemu.so" -ldl -lpthread
 
 preload=
 for library in "${libraries[@]}"; do preload+=${preload:+:}$("$compiler" -print-file-name="$library"); done

@@ -13,7 +13,8 @@ echo "random programs: $cases graphs, each about 14 times on the CPU and in a dr
 start=$(date +%s)
 RETAPE_CASES=$((cases / 30)) cargo test --release -q -p retape-tests --test planner
 cargo test --release -q -p retape-policy --test planner
-echo "planner: $((cases / 30)) programs, each planned 16 times and run on the CPU, $cases graphs against brute force: $(($(date +%s) - start)) s"
+echo "planner: $((cases / 30)) programs, each planned 16 times and run on the CPU," \
+    "$cases graphs against brute force: $(($(date +%s) - start)) s"
 # The tables of docs/results/planner.md.
 RETAPE_ILP_SECONDS=${RETAPE_ILP_SECONDS:-60} cargo test --release -q -p retape-policy --test ilp -- --nocapture
 
@@ -27,7 +28,8 @@ echo "resident memory of every op: $(($(date +%s) - start)) s"
 
 # CUDA on the emulator: threads and blocks in other orders, then kernels under sanitizers.
 start=$(date +%s)
-on_emulator=(cargo test --release -q -p retape-cuda-emulator --test conformance --test attention --test rows --test products)
+on_emulator=(cargo test --release -q -p retape-cuda-emulator
+    --test conformance --test attention --test rows --test products)
 for order in reverse "$RETAPE_SEED"; do RETAPE_EMULATOR_ORDER=$order "${on_emulator[@]}"; done
 echo "emulated kernels: in reverse order and with seed $RETAPE_SEED: $(($(date +%s) - start)) s"
 for sanitizer in address thread; do
@@ -75,5 +77,6 @@ for target in layout ops tape rules; do
     mkdir -p "fuzz/corpus/$target"
     cargo +nightly fuzz run -O -a "$target" "fuzz/corpus/$target" "fuzz/seeds/$target" -- \
         -max_len=512 -max_total_time="$seconds" -print_final_stats=1 2>&1 |
-        sed -n "s/^stat::number_of_executed_units: */fuzzer $target: no failure in executions: /p; /ERROR\|SUMMARY\|panicked/p"
+        sed -n -e "s/^stat::number_of_executed_units: */fuzzer $target: no failure in executions: /p" \
+            -e "/ERROR\|SUMMARY\|panicked/p"
 done

@@ -36,7 +36,8 @@ fn results(device: &Device, inputs: &[Tensor], f: &dyn Fn(&[&Var]) -> Result<Var
     Ok(all)
 }
 
-/// The same on both devices, of inputs of a dtype: within `tolerance` of the largest, and not finite in the same places.
+/// The same on both devices, of inputs of a dtype: within `tolerance` of the largest, and not finite in the same
+/// places.
 fn compare(
     label: &str,
     dtype: DType,

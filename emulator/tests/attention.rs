@@ -1,7 +1,8 @@
-//! Attention against the CPU in f64, on the same (rounded) inputs: forward, statistics, delta and all gradients; and, where
-//! scores are large, against the definition.
+//! Attention against the CPU in f64, on the same (rounded) inputs: forward, statistics, delta and all gradients; and,
+//! where scores are large, against the definition.
 //!
-//! Tensors lie in storage full of NaN, in several layouts; outputs are NaN before, and what lies around them has to stay.
+//! Tensors lie in storage full of NaN, in several layouts; outputs are NaN before, and what lies around them has to
+//! stay.
 
 use half::{bf16, f16};
 use retape_core::kernel::{self, AttentionSpec, RandomStream, Sequences};
@@ -11,8 +12,8 @@ use retape_tests::choices::Choices;
 use retape_tests::programs::Dice;
 use retape_tests::{floats, numbers, sample_tensor, writable};
 
-/// Relative distances (of L2 norms) allowed to results of a dtype. Of 16 bits, the weights and score gradients are rounded
-/// as operands of the second product, and the results once: up to 2^-8 and 2^-11 each.
+/// Relative distances (of L2 norms) allowed to results of a dtype. Of 16 bits, the weights and score gradients are
+/// rounded as operands of the second product, and the results once: up to 2^-8 and 2^-11 each.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-12,
@@ -248,9 +249,9 @@ impl Case {
         decode(self.dtype, &encode(self.dtype, x))
     }
 
-    /// Runs all kernels on a device, in `dtype`, on inputs rounded to the case's dtype. With `subtract` false, backward is
-    /// told that delta is 0: gradients of the size of what is subtracted from each other, by which they are compared (a row
-    /// that sees one key has gradient 0, but for rounding).
+    /// Runs all kernels on a device, in `dtype`, on inputs rounded to the case's dtype. With `subtract` false, backward
+    /// is told that delta is 0: gradients of the size of what is subtracted from each other, by which they are compared
+    /// (a row that sees one key has gradient 0, but for rounding).
     fn run(&self, device: &Device, dtype: DType, layout: Layout, subtract: bool) -> Results {
         let place = |seed: u64, shape: [usize; 4], factor: f64, layout: Layout| {
             let values = random(seed, shape.iter().product());
@@ -537,7 +538,8 @@ fn odd_scales() {
     }
 }
 
-/// A maximum that stays is no reason to shrink what was gathered: over many tiles of equal, large scores, keys count alike.
+/// A maximum that stays is no reason to shrink what was gathered: over many tiles of equal, large scores, keys count
+/// alike.
 #[test]
 fn equal_scores_over_many_tiles() {
     let device = retape_cuda_emulator::device();
@@ -565,7 +567,8 @@ fn equal_scores_over_many_tiles() {
     }
 }
 
-/// Rows whose keys are all hidden by a large negative number rather than by -inf: whatever their weights, gradients are small.
+/// Rows whose keys are all hidden by a large negative number rather than by -inf: whatever their weights, gradients are
+/// small.
 #[test]
 fn rows_hidden_by_large_numbers() {
     let device = retape_cuda_emulator::device();
@@ -652,7 +655,8 @@ fn samples_are_what_the_definition_says() {
     }
 }
 
-/// Random specs, with large scores, masks that saturate, and sequences of NaN, infinities or large numbers in a ragged batch.
+/// Random specs, with large scores, masks that saturate, and sequences of NaN, infinities or large numbers in a ragged
+/// batch.
 #[test]
 fn random_specs_are_what_the_definition_says() {
     let device = retape_cuda_emulator::device();
@@ -663,8 +667,8 @@ fn random_specs_are_what_the_definition_says() {
     }
 }
 
-/// With g = 1, dv of all keys together is 1 for each query: weights that backward rebuilds have the sum that they had, however
-/// large the scores are from which rounding has taken what tells them apart.
+/// With g = 1, dv of all keys together is 1 for each query: weights that backward rebuilds have the sum that they had,
+/// however large the scores are from which rounding has taken what tells them apart.
 #[test]
 fn rebuilt_weights_sum_to_one() {
     let device = retape_cuda_emulator::device();

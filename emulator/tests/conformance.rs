@@ -1,4 +1,5 @@
-//! The CUDA backend against the registry of ops, as every device is: each op that has CUDA kernels, in every float dtype.
+//! The CUDA backend against the registry of ops, as every device is: each op that has CUDA kernels, in every float
+//! dtype.
 
 use retape_core::ops::{Op, Sample};
 use retape_core::{DType, Int8Spec, Mark};
@@ -9,7 +10,8 @@ use retape_tests::conformance::{
     strides_don_t_show,
 };
 
-/// Ops without CUDA kernels, as docs/cuda.md lists them. It is an error if another one is refused, and if one of these isn't.
+/// Ops without CUDA kernels, as docs/cuda.md lists them. It is an error if another one is refused, and if one of these
+/// isn't.
 const REFUSED: &[&str] = &[];
 
 fn check(refused: Refused) {

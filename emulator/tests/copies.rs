@@ -1,5 +1,5 @@
-//! Fill and copy, from any dtype to any and between layouts, as on the CPU; and the conversions of 16-bit floats, for every
-//! value, as crate `half` makes them.
+//! Fill and copy, from any dtype to any and between layouts, as on the CPU; and the conversions of 16-bit floats, for
+//! every value, as crate `half` makes them.
 
 use half::{bf16, f16};
 use retape_core::kernel::RandomStream;

@@ -35,7 +35,8 @@ struct Fill {
     value: f64,
 }
 
-/// The driver used directly, on a stream of its own. None where tests run on a real GPU, whose context an error would end.
+/// The driver used directly, on a stream of its own. None where tests run on a real GPU, whose context an error would
+/// end.
 struct Raw {
     stream: Stream,
     module: Module,

@@ -1,5 +1,5 @@
-//! Memory that runs out at every place of a step: an error, nothing lost, and the device goes on. A process of its own, as the
-//! emulated device's size and counts are the process's.
+//! Memory that runs out at every place of a step: an error, nothing lost, and the device goes on. A process of its own,
+//! as the emulated device's size and counts are the process's.
 
 use retape_core::ops::attention::AttentionOptions;
 use retape_core::{DType, Device, Error, MemoryKind, Result, Tape, Tensor};

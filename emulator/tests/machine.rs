@@ -1,5 +1,6 @@
-//! The instructions that kernels/prim.cuh wraps, against their definitions: the emulator's twins here, the machine's own where
-//! the tests run on a GPU. Without this, a wrapper with a wrong operand would only be seen as wrong numbers elsewhere.
+//! The instructions that kernels/prim.cuh wraps, against their definitions: the emulator's twins here, the machine's
+//! own where the tests run on a GPU. Without this, a wrapper with a wrong operand would only be seen as wrong numbers
+//! elsewhere.
 
 use cust::context::Context;
 use cust::memory::{CopyDestination, DeviceBuffer};

@@ -1,5 +1,5 @@
-//! Memory that runs out, and what is left when all is let go. A process of its own, as the emulated device's size and counts
-//! are the process's.
+//! Memory that runs out, and what is left when all is let go. A process of its own, as the emulated device's size and
+//! counts are the process's.
 
 use retape_core::{DType, Error, MemoryKind, Tensor};
 use retape_cuda_emulator::{counts, set_memory};

@@ -1,5 +1,5 @@
-//! Faults planted in a kernel (tests/programs/planted.cuh): each is found by the modes that should find it, and the kernel
-//! without faults passes in all of them.
+//! Faults planted in a kernel (tests/programs/planted.cuh): each is found by the modes that should find it, and the
+//! kernel without faults passes in all of them.
 
 mod programs;
 

@@ -1,5 +1,5 @@
-//! Random programs under random marks, held handles, late marks and segments on CUDA: equal bits, the dry run's bytes event by
-//! event, nothing left.
+//! Random programs under random marks, held handles, late marks and segments on CUDA: equal bits, the dry run's bytes
+//! event by event, nothing left.
 
 use retape_cuda_emulator::device;
 use retape_tests::accumulation::{USES, many_uses_are_rounded_once, parts_add_up};

@@ -1,4 +1,5 @@
-//! Training on CUDA: the golden run of PyTorch, mixed precision, every preset, a budget, and the same bits from run to run.
+//! Training on CUDA: the golden run of PyTorch, mixed precision, every preset, a budget, and the same bits from run to
+//! run.
 
 use retape_core::{DType, Device, Gradients, Policy, Tape, TapeOptions, Trace, meta};
 use retape_cuda_emulator::device;
@@ -50,7 +51,8 @@ fn step(device: &Device, golden: &Golden, config: &GptConfig, policy: Option<Rc<
     Step { numbers: device.computes().then(numbers), peak, fingerprint }
 }
 
-/// Every preset: memory as the dry run says, event by event; without int8 the bits of a step without a policy; twice the same.
+/// Every preset: memory as the dry run says, event by event; without int8 the bits of a step without a policy; twice
+/// the same.
 #[test]
 fn every_preset_keeps_its_promises() {
     let golden = Golden::open(&retape_cpu::device());

@@ -83,7 +83,8 @@ fn rounded(device: &Device, values: &[f64], dtype: DType) -> Vec<f64> {
     floats(device, &[values.len()], values, dtype).to_f64_vec().unwrap()
 }
 
-/// Gradients of 300 uses in 16 bits are the exact sums, rounded once, whatever the marks; and take the dry run's memory.
+/// Gradients of 300 uses in 16 bits are the exact sums, rounded once, whatever the marks; and take the dry run's
+/// memory.
 pub fn many_uses_are_rounded_once(device: &Device, mixtures: &[&[Use]]) {
     for dtype in [DType::BF16, DType::F16] {
         let tensor = floats(device, &[8, 4], &[1.0; 32], dtype);
@@ -171,7 +172,8 @@ pub fn sum_of_parts(part: Part, x: &Var) -> Result<Var> {
     Ok(sum)
 }
 
-/// Parts that differ all the time add up to what one part after the other gives: finite differences of a linear function.
+/// Parts that differ all the time add up to what one part after the other gives: finite differences of a linear
+/// function.
 pub fn parts_add_up(device: &Device) {
     for part in PARTS {
         let n = 8;

@@ -1,5 +1,5 @@
-//! What every device is held to, op by op over the registry. A device may lack kernels: what it refuses as unsupported is
-//! gathered, and who calls compares that with what the device is documented to lack.
+//! What every device is held to, op by op over the registry. A device may lack kernels: what it refuses as unsupported
+//! is gathered, and who calls compares that with what the device is documented to lack.
 
 use crate::variations::filled;
 use crate::{SampleMarks, floats, gradient_bytes, numbers, random, relative_error, run_sample, sample_tensor};
@@ -87,9 +87,10 @@ fn unit(dtype: DType) -> f64 {
     })
 }
 
-/// An output is the exact result rounded once (to nearest even; the error of the arithmetic aside), and a gradient, which may
-/// be put together from rounded ones, is near it: against `reference`, a device that computes the same in f64. Where
-/// `weights_too`, attention rounds its weights to 16 bits as well, as tensor cores take them, before they multiply v.
+/// An output is the exact result rounded once (to nearest even; the error of the arithmetic aside), and a gradient,
+/// which may be put together from rounded ones, is near it: against `reference`, a device that computes the same in
+/// f64. Where `weights_too`, attention rounds its weights to 16 bits as well, as tensor cores take them, before they
+/// multiply v.
 pub fn outputs_are_rounded_once(device: &Device, reference: &Device, dtypes: &[DType], weights_too: bool) -> Refused {
     let mut refused = Refused::new();
     for (&dtype, sample) in dtypes.iter().flat_map(|dtype| Op::all_samples().into_iter().map(move |s| (dtype, s))) {
@@ -128,11 +129,11 @@ fn least(dtype: DType) -> f64 {
     2f64.powi(if dtype == DType::F16 { -24 } else { -125 })
 }
 
-/// The samples whose outputs or gradients are not what f64 makes of the same (rounded) inputs: NaN and infinity where f64 has
-/// them, else within some roundings of the number, and 1e-5 of the largest number *of that output or gradient*. So a
-/// gradient of 1e-20 counts as much as one of 1. A gradient may be as far off as f64's moves when what comes from behind is
-/// moved by its last digit: where its terms cancel, they leave that. Inputs are never moved: they are what they are.
-/// Attention's weights may be rounded to its dtype, and its mask's gradients cancel to nothing.
+/// The samples whose outputs or gradients are not what f64 makes of the same (rounded) inputs: NaN and infinity where
+/// f64 has them, else within some roundings of the number, and 1e-5 of the largest number *of that output or gradient*.
+/// So a gradient of 1e-20 counts as much as one of 1. A gradient may be as far off as f64's moves when what comes from
+/// behind is moved by its last digit: where its terms cancel, they leave that. Inputs are never moved: they are what
+/// they are. Attention's weights may be rounded to its dtype, and its mask's gradients cancel to nothing.
 pub fn differences_from_f64(device: &Device, reference: &Device, dtypes: &[DType], samples: &[Sample]) -> Vec<String> {
     let mut refused = Refused::new();
     let mut differences = Vec::new();
@@ -232,8 +233,8 @@ pub fn far_out_samples(dtype: DType) -> Vec<Sample> {
     samples
 }
 
-/// These marks on every op's inputs and outputs: the bits of all-unmarked (int8 apart), the dry run's bytes, nothing left,
-/// and equal bits in every pass of a retained tape.
+/// These marks on every op's inputs and outputs: the bits of all-unmarked (int8 apart), the dry run's bytes, nothing
+/// left, and equal bits in every pass of a retained tape.
 pub fn marks_don_t_show(device: &Device, dtypes: &[DType], marks: &[SampleMarks]) -> Refused {
     let mut refused = Refused::new();
     for (&dtype, sample) in dtypes.iter().flat_map(|dtype| Op::all_samples().into_iter().map(move |s| (dtype, s))) {
@@ -294,8 +295,8 @@ fn bytes_of(device: &Device, sample: &Sample, dtype: DType, contiguous: bool) ->
     Ok(bytes)
 }
 
-/// A strided input gives the numbers of its contiguous copy: their bits, or, where a device may take another kernel for another
-/// layout, what is within `tolerance` of them in relative L2.
+/// A strided input gives the numbers of its contiguous copy: their bits, or, where a device may take another kernel for
+/// another layout, what is within `tolerance` of them in relative L2.
 pub fn strides_don_t_show(device: &Device, dtypes: &[DType], tolerance: f64) -> Refused {
     let mut refused = Refused::new();
     for (&dtype, sample) in dtypes.iter().flat_map(|dtype| Op::all_samples().into_iter().map(move |s| (dtype, s))) {

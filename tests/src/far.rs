@@ -1,5 +1,5 @@
-//! Elementwise kernels at the ends of every float dtype against their definitions in f64: subnormal and largest numbers,
-//! zeros, infinities, NaN, and what saturates.
+//! Elementwise kernels at the ends of every float dtype against their definitions in f64: subnormal and largest
+//! numbers, zeros, infinities, NaN, and what saturates.
 
 use crate::floats;
 use crate::functions::{loss, slope, value, value_of_two};

@@ -1,5 +1,5 @@
-//! Elementwise functions in f64, written from their definitions: what tests hold every backend against. A new row of the
-//! table in crates/core/src/kernel/functions.rs comes here, too.
+//! Elementwise functions in f64, written from their definitions: what tests hold every backend against. A new row of
+//! the table in crates/core/src/kernel/functions.rs comes here, too.
 
 use retape_core::kernel::{BinaryFn, LossFn, UnaryFn};
 

@@ -1,4 +1,5 @@
-//! What the fuzzers in `fuzz/` run on the bytes that they make: a test for each, also run with few bytes on every build.
+//! What the fuzzers in `fuzz/` run on the bytes that they make: a test for each, also run with few bytes on every
+//! build.
 
 use crate::choices::{Bytes, Choices};
 use crate::sessions::{Marks, Session, session_of};
@@ -35,8 +36,8 @@ pub fn tape(bytes: &[u8]) {
 }
 
 /// Runs a session under no marks, lossless ones and all, on the CPU and dry: the same memory events in both, nothing
-/// left, each loss one gradient however often it is asked for, and that of no marks where marks lose nothing. Returns how
-/// many passes there were.
+/// left, each loss one gradient however often it is asked for, and that of no marks where marks lose nothing. Returns
+/// how many passes there were.
 pub fn check_session(device: &Device, session: impl Fn(&Device, Marks) -> Session) -> usize {
     let (mut passes, mut plain) = (0, None);
     for marks in [Marks::None, Marks::Lossless, Marks::All] {

@@ -1,5 +1,6 @@
-//! The golden training run of PyTorch that `tests/fixtures/gpt_curve` holds (or the folder named by `RETAPE_GPT_CURVE`), and
-//! a run of ours to compare with it, on any device. Sizes are read from the weights and `curve.json`.
+//! The golden training run of PyTorch that `tests/fixtures/gpt_curve` holds (or the folder named by
+//! `RETAPE_GPT_CURVE`), and a run of ours to compare with it, on any device. Sizes are read from the weights and
+//! `curve.json`.
 
 use approx::assert_relative_eq;
 use retape_core::{DType, Device, Gradients, Tape, TapeOptions, Tensor};

@@ -23,8 +23,9 @@ fn largest(sample: &Sample) -> Option<u64> {
 /// Floating-point operations above which a sample takes too long.
 const MOST_FLOPS: u64 = 2_000_000_000;
 
-/// The sample with one dimension of some inputs grown by one factor, so that its largest tensor takes about `bytes`: all ways
-/// that the op takes and that aren't too long, one for each way in which the shapes of inputs and outputs grow.
+/// The sample with one dimension of some inputs grown by one factor, so that its largest tensor takes about `bytes`:
+/// all ways that the op takes and that aren't too long, one for each way in which the shapes of inputs and outputs
+/// grow.
 pub fn grown(sample: &Sample, bytes: u64) -> Vec<Sample> {
     let mut found: Vec<Sample> = Vec::new();
     if sample.inputs.iter().any(|i| i.shape.contains(&0)) {

@@ -117,7 +117,8 @@ fn sizes(choices: &mut impl Choices) -> Vec<usize> {
     (0..rank).map(|_| choices.pick(&[2, 3, 1, 4, 1, 0, 5])).collect()
 }
 
-/// Another shape of about the same number of elements: neighbours merged or split, ones put in or taken out, a size changed.
+/// Another shape of about the same number of elements: neighbours merged or split, ones put in or taken out, a size
+/// changed.
 fn another(shape: &[usize], choices: &mut impl Choices) -> Vec<usize> {
     let mut shape = shape.to_vec();
     for _ in 0..choices.throw(4) {

@@ -150,8 +150,8 @@ pub fn writable(tensor: &Tensor) -> Tensor {
     out
 }
 
-/// Runs a sample: each float leaf goes through `shift(0)` (so that it can be marked), the op, and a square of every output
-/// (so that outputs are read by backward and their gradients aren't trivial).
+/// Runs a sample: each float leaf goes through `shift(0)` (so that it can be marked), the op, and a square of every
+/// output (so that outputs are read by backward and their gradients aren't trivial).
 pub fn run_sample(
     device: &Device,
     sample: &Sample,

@@ -1,5 +1,6 @@
-//! Random forward passes that leave things behind: handles and tensors that outlive forward, tensors of values as constants,
-//! tensors made on the way, parameters that are asked for again. A trace of one takes the memory of the model itself.
+//! Random forward passes that leave things behind: handles and tensors that outlive forward, tensors of values as
+//! constants, tensors made on the way, parameters that are asked for again. A trace of one takes the memory of the
+//! model itself.
 
 use crate::programs::{Dice, RandomMarks};
 use crate::random;

@@ -298,7 +298,8 @@ pub fn varied(sample: &Sample, choices: &mut impl Choices) -> Sample {
     sample
 }
 
-/// Where an op's inputs lie doesn't show in the bits of its outputs and gradients (products apart). Returns whether any lay strangely.
+/// Where an op's inputs lie doesn't show in the bits of its outputs and gradients (products apart). Returns whether any
+/// lay strangely.
 pub fn places_don_t_show(device: &Device, samples: &[Sample], choices: &mut impl Choices) -> bool {
     let at = choices.throw(256) * 256 + choices.throw(256);
     let sample = varied(&samples[at % samples.len()], choices);

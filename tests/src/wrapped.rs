@@ -24,8 +24,8 @@ pub struct Watch {
     pub bytes: AtomicU64,
 }
 
-/// Bytes of the elements that a kernel reads or writes: of its operands, but for those that it reaches through indices, where
-/// these count.
+/// Bytes of the elements that a kernel reads or writes: of its operands, but for those that it reaches through indices,
+/// where these count.
 fn touched(kernel: &Kernel<'_>) -> u64 {
     let bytes = |tensors: &[&Tensor]| tensors.iter().map(|t| (t.len() * t.dtype().size()) as u64).sum::<u64>();
     match kernel {

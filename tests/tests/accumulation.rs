@@ -82,8 +82,8 @@ fn used_flat(x: &Var, count: usize) -> Result<Var> {
     Ok(sum)
 }
 
-/// One use, or two (whose sum is rounded once where they meet), take no memory beyond the gradients; from three on there is
-/// one sum in f32, counted as the step's.
+/// One use, or two (whose sum is rounded once where they meet), take no memory beyond the gradients; from three on
+/// there is one sum in f32, counted as the step's.
 #[test]
 fn a_sum_in_f32_is_there_only_where_three_meet() {
     for device in [cpu(), meta()] {

@@ -1,4 +1,5 @@
-//! What users of other engines expect around backward: `no_grad`, `detach`, gradients of chosen values, operators, printing.
+//! What users of other engines expect around backward: `no_grad`, `detach`, gradients of chosen values, operators,
+//! printing.
 
 use retape_core::{DType, Device, Error, MemoryKind, Tape, Tensor, Var};
 use retape_tests::{floats, random};

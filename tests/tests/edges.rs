@@ -1,5 +1,5 @@
-//! Edges of every op, made of its samples: more dimensions, one input without a gradient, one value as two inputs, views
-//! that overlap, and numbers at the ends of their range.
+//! Edges of every op, made of its samples: more dimensions, one input without a gradient, one value as two inputs,
+//! views that overlap, and numbers at the ends of their range.
 
 use retape_core::ops::{Op, Sample, Spec};
 use retape_core::{DType, Device, Error, MemoryKind, Result, Tape, Tensor, check_gradients, kernel, kernel::BinaryFn};

@@ -1,4 +1,5 @@
-//! Large, saturated and tiny numbers: what f32, bf16 and f16 give is what f64 gives of the same inputs, values and gradients.
+//! Large, saturated and tiny numbers: what f32, bf16 and f16 give is what f64 gives of the same inputs, values and
+//! gradients.
 
 use retape_core::DType;
 use retape_core::ops::{Op, Sample};

@@ -187,8 +187,8 @@ fn gpt_curve_warm_greedy_text() {
     }
 }
 
-/// 20 steps (5 unless `scripts/soak.sh` asks for more) under every preset: the losses and every gradient have the bits of a run without a policy, where no value is
-/// stored as int8; the others must train all the same.
+/// 20 steps (5 unless `scripts/soak.sh` asks for more) under every preset: the losses and every gradient have the bits
+/// of a run without a policy, where no value is stored as int8; the others must train all the same.
 #[test]
 fn gpt_curve_under_every_preset() {
     let device = retape_cpu::device();

@@ -1,4 +1,5 @@
-//! Computing in bf16 and f16: sums in f32, one rounding at the end, statistics in f32, and which dtype mixed operands take.
+//! Computing in bf16 and f16: sums in f32, one rounding at the end, statistics in f32, and which dtype mixed operands
+//! take.
 
 use retape_core::kernel::{CrossEntropySpec, PoolDivisor};
 use retape_core::ops::pool::Pool;
@@ -144,8 +145,8 @@ fn mixed_operands_take_the_type_that_holds_them() -> Result<()> {
 
 type Program = fn(&[Var]) -> Result<Var>;
 
-/// Sizes beyond a kernel's tile, piece or strip, which no sample of an op has: results and gradients against f64 on the same
-/// numbers, in f32 too.
+/// Sizes beyond a kernel's tile, piece or strip, which no sample of an op has: results and gradients against f64 on the
+/// same numbers, in f32 too.
 #[test]
 fn many_tiles_pieces_and_strips() {
     let programs: [(&str, &[&[usize]], Program); 12] = [

@@ -1,6 +1,6 @@
-//! Every op's small samples once on the CPU, forward and backward: small enough for Miri, which `scripts/soak.sh` runs this
-//! with. Miri interprets the kernels, their threads included, and reports what is undefined: reads of memory that was
-//! never written, pointers out of bounds or of the wrong provenance, data races.
+//! Every op's small samples once on the CPU, forward and backward: small enough for Miri, which `scripts/soak.sh` runs
+//! this with. Miri interprets the kernels, their threads included, and reports what is undefined: reads of memory that
+//! was never written, pointers out of bounds or of the wrong provenance, data races.
 
 use retape_core::DType;
 use retape_core::ops::Op;

@@ -1,5 +1,5 @@
-//! Wrong use around backward is a typed error that names the op, the path and what to do instead; and a tape is not broken
-//! by a policy or a rule that uses it while it runs.
+//! Wrong use around backward is a typed error that names the op, the path and what to do instead; and a tape is not
+//! broken by a policy or a rule that uses it while it runs.
 
 #[path = "misuse/kernels.rs"]
 mod kernels;

@@ -62,7 +62,8 @@ fn gradients(inputs: &[Tensor], f: impl Fn(&[Var]) -> Result<Var>) -> Vec<Vec<f6
 
 const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::BF16, DType::F16];
 
-/// What isn't outside its bounds passes its gradient, where the bounds are tensors; at a bound that is a number it is 0.
+/// What isn't outside its bounds passes its gradient, where the bounds are tensors; at a bound that is a number it is
+/// 0.
 #[test]
 fn nan_passes_the_gradient_of_a_clamp() {
     let (inf, nan) = (f64::INFINITY, f64::NAN);

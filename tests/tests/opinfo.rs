@@ -1,13 +1,14 @@
 //! Every op against golden values from outside: calls with their attributes, outputs and gradients, and calls that must
 //! be refused.
 //!
-//! The cases are `tests/fixtures/opinfo`, or the folder named by `RETAPE_OPINFO`; `RETAPE_OPINFO_ONLY=add,sub` runs some
-//! ops and lists every failure. Ops are called through the families' files, `opinfo/*.rs`; a family's `NOT_YET` names
-//! the ops that it still lacks, and must shrink to nothing.
+//! The cases are `tests/fixtures/opinfo`, or the folder named by `RETAPE_OPINFO`; `RETAPE_OPINFO_ONLY=add,sub` runs
+//! some ops and lists every failure. Ops are called through the families' files, `opinfo/*.rs`; a family's `NOT_YET`
+//! names the ops that it still lacks, and must shrink to nothing.
 //!
 //! Tolerances: f64 1e-10 relative; f32 ten times the error that the reference's own f32 makes in that case, at least
-//! 1e-6 relative. Where a tensor's elements cancel, an element may also deviate by that fraction of the tensor's largest
-//! element (for a gradient, of the largest cotangent too: it is a sum of products with them), or of 1 if that is smaller.
+//! 1e-6 relative. Where a tensor's elements cancel, an element may also deviate by that fraction of the tensor's
+//! largest element (for a gradient, of the largest cotangent too: it is a sum of products with them), or of 1 if that
+//! is smaller.
 
 #[path = "opinfo/call.rs"]
 mod call;
@@ -77,7 +78,8 @@ const DIFFERENCES: &[Difference] = &[
         op: "elu",
         applies: |case| tagged(case, "nonfinite") && tagged(case, "noncontig"),
         elements: |_| true,
-        reason: "at NaN the gradient is NaN, as the reference has it for a contiguous input; for a strided one it passes there",
+        reason: "at NaN the gradient is NaN, as the reference has it for a contiguous input; for a strided one it \
+                 passes there",
     },
     Difference {
         op: "silu",
@@ -103,7 +105,8 @@ const DIFFERENCES: &[Difference] = &[
             case["tensors"].as_object().is_some_and(|t| t.values().all(|t| t["shape"] == json!([1, 1, 2, 2])))
         },
         elements: |e| e == 0.0,
-        reason: "where one key takes all the weight, the scores' gradient is 0 up to rounding: it is p (dp - g.o), not p (dp - sum p dp)",
+        reason: "where one key takes all the weight, the scores' gradient is 0 up to rounding: it is p (dp - g.o), \
+                 not p (dp - sum p dp)",
     },
 ];
 
@@ -302,8 +305,8 @@ fn refuses(device: &Device, op: &str, case: &Value, file: &File) -> Result<bool,
     }
 }
 
-/// Same dtype, shape and elements (`terms` is the size of what may cancel in them), NaN and infinities included. `err` holds the reference's own absolute and relative
-/// error (f32 only).
+/// Same dtype, shape and elements (`terms` is the size of what may cancel in them), NaN and infinities included. `err`
+/// holds the reference's own absolute and relative error (f32 only).
 fn compare(actual: &Tensor, expected: &Tensor, terms: f64, err: &Value, skip: fn(f64) -> bool) -> Result<(), String> {
     if (actual.dtype(), actual.shape()) != (expected.dtype(), expected.shape()) {
         return Err(format!(

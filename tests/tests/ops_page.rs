@@ -9,11 +9,11 @@ use std::path::Path;
 const HEAD: &str = "\
 # Ops
 
-Every op of the registry, made by `RETAPE_BLESS=1 cargo test --release -p retape-tests --test ops_page` from what the ops say of
-themselves; the gradient of each is derived at the head of its file. *Backward reads* is what an op saves where all its inputs need a
-gradient: `in 0` is its first input, `out` its output, a *statistic* is a number per row that is kept exactly, and *exactly* means
-that int8 is refused. Views save nothing and cost nothing. FLOPs are those of one forward run at the inputs in the last column, as
-the ledger and the policies count them.
+Every op of the registry, made by `RETAPE_BLESS=1 cargo test --release -p retape-tests --test ops_page` from what the
+ops say of themselves; the gradient of each is derived at the head of its file. *Backward reads* is what an op saves
+where all its inputs need a gradient: `in 0` is its first input, `out` its output, a *statistic* is a number per row
+that is kept exactly, and *exactly* means that lossy formats are refused. Views save nothing and cost nothing. FLOPs are
+those of one forward run at the inputs in the last column, as the ledger and the policies count them.
 
 | file | op | computes | backward reads | FLOPs | at |
 |---|---|---|---|---|---|

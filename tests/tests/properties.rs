@@ -1,6 +1,6 @@
-//! Properties over random inputs. Every choice is a byte, so that proptest reduces a failure by dropping bytes and by making
-//! them smaller: towards short programs and contiguous tensors. `RETAPE_CASES` sets how many; with `RETAPE_SEED` they are
-//! others.
+//! Properties over random inputs. Every choice is a byte, so that proptest reduces a failure by dropping bytes and by
+//! making them smaller: towards short programs and contiguous tensors. `RETAPE_CASES` sets how many; with `RETAPE_SEED`
+//! they are others.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -17,7 +17,8 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// The usual number of cases, or `RETAPE_CASES` in the same proportion. The same on every run, unless `RETAPE_SEED` is set.
+/// The usual number of cases, or `RETAPE_CASES` in the same proportion. The same on every run, unless `RETAPE_SEED` is
+/// set.
 fn cases(usual: u32) -> ProptestConfig {
     let cases = number("RETAPE_CASES").map_or(usual, |n| (n * usual as u64).div_ceil(150) as u32);
     ProptestConfig {
@@ -62,14 +63,17 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_taken_or_an_error(text in "\\PC{0,40}", toml in "(preset|rule|path|mark|=|'|\\[|\\]|\n|int8|keep|a|[0-9]| ){0,30}") {
+    fn any_text_is_taken_or_an_error(
+        text in "\\PC{0,40}",
+        toml in "(preset|rule|path|mark|=|'|\\[|\\]|\n|int8|keep|a|[0-9]| ){0,30}",
+    ) {
         patterns::texts(&text);
         patterns::texts(&toml);
     }
 }
 
-/// Random samples of the registry in random sizes, lying anywhere that views can express: transposed, cut out, in steps,
-/// repeated; with NaN and indices out of range around them.
+/// Random samples of the registry in random sizes, lying anywhere that views can express: transposed, cut out, in
+/// steps, repeated; with NaN and indices out of range around them.
 #[test]
 fn places_in_memory_don_t_show_in_the_numbers() {
     let device = retape_cpu::device_with_threads(1).unwrap();

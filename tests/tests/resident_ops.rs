@@ -1,5 +1,5 @@
-//! The memory that each op takes from the system at 64 MiB, and the pool's own, against what the meter counts. Each case
-//! runs in a process of its own: this binary starts itself again.
+//! The memory that each op takes from the system at 64 MiB, and the pool's own, against what the meter counts. Each
+//! case runs in a process of its own: this binary starts itself again.
 
 #![cfg(target_os = "linux")]
 
@@ -54,7 +54,8 @@ fn touched(device: &Device, bytes: usize) -> Tensor {
 
 type Pattern = fn(&Device);
 
-/// What may drive a pool beyond its bound. The first takes part in the measured peak by construction: one tensor at a time.
+/// What may drive a pool beyond its bound. The first takes part in the measured peak by construction: one tensor at a
+/// time.
 const POOLS: [(&str, Pattern); 5] = [
     ("many sizes, one at a time", |device| (1..40).for_each(|i| drop(touched(device, i * (4 << 20))))),
     ("many sizes after a refused request", |device| {

@@ -280,7 +280,8 @@ fn recording_goes_on_after_a_retained_pass() {
     assert!(matches!(l2.set_mark(Mark::Recompute), Err(Error::MarkTooLate { .. })));
 }
 
-/// A pass fixes the marks of what was recorded before it: a scope that closes later doesn't change the bits of the next.
+/// A pass fixes the marks of what was recorded before it: a scope that closes later doesn't change the bits of the
+/// next.
 #[test]
 fn a_scope_closed_after_a_pass_keeps_the_marks() {
     let device = cpu();
@@ -1011,7 +1012,8 @@ fn what_needs_no_gradient_saves_nothing() {
     drop(y);
     let loss = z.clone().sum().unwrap();
     drop(z);
-    // gelu's input isn't saved (x is constant); gelu's output is, for w; y isn't, since the frozen matrix needs nothing.
+    // gelu's input isn't saved (x is constant); gelu's output is, for w; y isn't, since the frozen matrix needs
+    // nothing.
     assert_eq!(tape.saved_bytes(), 64);
     assert_eq!(tape.backward(&loss).unwrap().len(), 1);
 }

@@ -1,4 +1,4 @@
-//! The direction of imports, that every package says its licence, and where `unsafe` blocks may be.
+//! The direction of imports, that every package says its licence, where `unsafe` blocks may be, and how long lines are.
 
 use std::path::{Path, PathBuf};
 
@@ -62,6 +62,37 @@ fn unsafe_blocks_are_in_backends_only() {
         }
     }
     assert!(found.iter().all(|&found| found), "{UNSAFE:?} have blocks: {found:?}");
+}
+
+/// Endings of sources.
+const SOURCES: [&str; 7] = ["rs", "cu", "cuh", "sh", "py", "js", "css"];
+
+/// Where lines may be longer: what tools write.
+const GENERATED: [&str; 3] = ["docs/results", "target", ".cuda"];
+
+/// Lines of sources are of at most 120 columns, comments included.
+#[test]
+fn no_line_is_longer_than_120_columns() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let (mut long, mut files) = (Vec::new(), 0);
+    let mut left: Vec<PathBuf> =
+        ["benches", "crates", "docs", "emulator", "fuzz", "kernels", "scripts", "tests"].map(PathBuf::from).into();
+    while let Some(path) = left.pop() {
+        let full = root.join(&path);
+        if GENERATED.iter().any(|place| path.ends_with(place)) {
+            continue;
+        }
+        if full.is_dir() {
+            left.extend(std::fs::read_dir(&full).unwrap().map(|entry| path.join(entry.unwrap().file_name())));
+        } else if path.extension().and_then(|e| e.to_str()).is_some_and(|e| SOURCES.contains(&e)) {
+            files += 1;
+            let text = std::fs::read_to_string(&full).unwrap();
+            let lines = text.lines().enumerate().filter(|(_, line)| line.chars().count() > 120);
+            long.extend(lines.map(|(i, _)| format!("{}:{}", path.display(), i + 1)));
+        }
+    }
+    assert!(files > 300, "only {files} files were found");
+    assert!(long.is_empty(), "{} lines are longer than 120 columns:\n{}", long.len(), long.join("\n"));
 }
 
 /// The model that README opens with is an example that is compiled: the same lines.

@@ -55,8 +55,8 @@ fn a_model_under_every_preset() {
 }
 
 /// Every call of a tape: scopes with marks, segments, checkpoints, marks by value, constants that only the tape
-/// holds, detached values, values without a gradient, parameters that are used again after their handle went, handles that
-/// outlive their scope.
+/// holds, detached values, values without a gradient, parameters that are used again after their handle went, handles
+/// that outlive their scope.
 fn all_kinds(tape: &Tape, x: &Tensor, w: &Tensor) -> Result<Var> {
     let id = ParameterId::unique();
     let mut h = tape.leaf(x)?.matmul(&tape.parameter(id, w, true)?)?;

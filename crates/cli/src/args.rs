@@ -9,7 +9,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Tape-based autodiff with value-level marks: keep, recompute or int8, and what each costs.
+/// Tape-based autodiff with value-level marks: keep, recompute, int8 or bf16, and what each costs.
 #[derive(Debug, Parser)]
 #[command(
     name = "retape",
@@ -114,8 +114,8 @@ that makes the peak. With --json the same as figures, on stdout.",
 const PLAN: Help = (
     "\
 A budget bounds the step's peak; parameters, gradients and optimizer state come on top. What is promised is what \
-a step takes, to the byte. Int8 is used with --max-gradient-error alone: what it adds is measured on the device, \
-for this model, its first parameters and its first batch.",
+a step takes, to the byte. Int8 and bf16 are used with --max-gradient-error alone: what they add is measured on \
+the device, for this model, its first parameters and its first batch.",
     "  retape plan --model gpt2-xl --budget 50%
   retape plan --model w1 --budget 64MiB --out plan.toml    then: retape step --model w1 --policy plan.toml
   retape plan --model w1 --budget 40% --max-gradient-error 0.01
@@ -292,7 +292,7 @@ fn parse_dtype(text: &str) -> Result<DType, String> {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Policy")]
 pub struct MarkArgs {
-    /// Mark the values of a path: keep, recompute or int8; over any policy (repeatable)
+    /// Mark the values of a path: keep, recompute, int8 or bf16; over any policy (repeatable)
     #[arg(long = "mark", value_name = "GLOB=MARK")]
     pub marks: Vec<Rule>,
 }
@@ -312,7 +312,7 @@ pub struct BudgetArgs {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Policy")]
 pub struct PlanningArgs {
-    /// Let a budget's plan use int8 that adds at most this relative error to the gradients; measured
+    /// Let a budget's plan use int8 and bf16 that add at most this relative error to the gradients; measured
     #[arg(long, value_name = "E", value_parser = parse_error, allow_negative_numbers = true)]
     pub max_gradient_error: Option<f64>,
     /// Elements per scale of a plan's int8 [default: 64]
@@ -413,7 +413,13 @@ pub struct MeasureArgs {
     #[arg(long, value_name = "N", value_parser = parse_whole::<usize>, allow_negative_numbers = true)]
     pub steps: Option<usize>,
     /// Also train N steps under each policy and report the loss then
-    #[arg(long, value_name = "N", value_parser = parse_whole::<u64>, allow_negative_numbers = true, default_value_t = 0)]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = parse_whole::<u64>,
+        allow_negative_numbers = true,
+        default_value_t = 0
+    )]
     pub train_steps: u64,
 }
 
@@ -499,7 +505,14 @@ pub struct TrainArgs {
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
     /// Steps between checkpoints; one more comes at the end
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = parse_positive, allow_negative_numbers = true, requires = "save")]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 100,
+        value_parser = parse_positive,
+        allow_negative_numbers = true,
+        requires = "save"
+    )]
     pub save_every: u64,
     /// Continue the latest checkpoint of this directory
     #[arg(long, value_name = "DIR", conflicts_with = "init")]
@@ -508,7 +521,13 @@ pub struct TrainArgs {
     #[arg(long, value_name = "FILE")]
     pub init: Option<PathBuf>,
     /// Steps between validations; 0: at the end only
-    #[arg(long, value_name = "N", value_parser = parse_whole::<u64>, allow_negative_numbers = true, default_value_t = 0)]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = parse_whole::<u64>,
+        allow_negative_numbers = true,
+        default_value_t = 0
+    )]
     pub val_every: u64,
     #[command(flatten)]
     pub settings: SettingArgs,

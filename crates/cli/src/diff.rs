@@ -20,7 +20,13 @@ pub struct Side<'a> {
 pub fn print(from: &Side<'_>, to: &Side<'_>, all: bool, as_json: bool) -> Result<()> {
     let changed = from.ledger.diff(to.ledger);
     if as_json {
-        let side = |side: &Side<'_>| json!({ "policy": side.label, "stored_bytes": side.ledger.totals().stored_bytes, "peak_bytes": side.peak });
+        let side = |side: &Side<'_>| {
+            json!({
+                "policy": side.label,
+                "stored_bytes": side.ledger.totals().stored_bytes,
+                "peak_bytes": side.peak,
+            })
+        };
         let rows = changed.iter().map(|c| {
             json!({
                 "path": c.path, "from": c.from, "to": c.to, "bytes": c.bytes, "recompute_flops": c.recompute_flops,

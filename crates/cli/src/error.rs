@@ -44,7 +44,8 @@ impl From<retape::core::Error> for Failure {
         use retape::core::Error as E;
         match error {
             E::RuleMatchedNothing { rule } => Failure::usage(format!(
-                "rule `{rule}` matched no value of this model; correct its pattern (`retape inspect --all` lists the paths; a value marked `exact` takes no mark) or remove it"
+                "rule `{rule}` matched no value of this model; correct its pattern (`retape inspect --all` lists the \
+                 paths; a value marked `exact` takes no mark) or remove it"
             )),
             E::OutOfMemory { .. } => {
                 Failure::usage(format!("{error}; raise --memory-limit, or choose a policy or a model that needs less"))

@@ -5,12 +5,12 @@ use crate::chart;
 use crate::error::{Failure, Result};
 use crate::frontier_page;
 use crate::line::Line;
-use crate::measure::{Case, Plan, measure};
+use crate::measure::{Case, Measuring, measure};
 use crate::model;
 use crate::policy::{NamedPolicy, PolicySpec};
 use crate::report::{self, bytes, figure, median};
 use crate::resident;
-use crate::subject::DryRun;
+use crate::subject::MetaModel;
 use retape::nn::{AttentionForm, GptConfig};
 use retape::policy::PRESETS;
 use serde::Serialize;
@@ -57,7 +57,7 @@ struct Range {
 
 impl Range {
     fn of(config: &GptConfig, form: AttentionForm) -> Result<Range> {
-        let dry = DryRun::new(&GptConfig { attention: form, ..config.clone() })?;
+        let dry = MetaModel::new(&GptConfig { attention: form, ..config.clone() })?;
         let peak = |name| {
             let rules = Rc::new(PolicySpec::new(name, &[]).rules(config.layers)?);
             Ok::<_, Failure>(dry.predict(&NamedPolicy { rules, ..NamedPolicy::none() })?.peak_bytes)
@@ -81,7 +81,7 @@ pub fn run(args: &FrontierArgs, common: &Common) -> Result<()> {
         std::fs::create_dir_all(dir)
             .map_err(|e| Failure::usage(format!("--out {}: can't make this directory: {e}", dir.display())))?;
     }
-    let plan = Plan {
+    let measuring = Measuring {
         rounds: args.measure.steps.unwrap_or(5),
         compare: true,
         train_steps: args.measure.train_steps,
@@ -89,13 +89,13 @@ pub fn run(args: &FrontierArgs, common: &Common) -> Result<()> {
         profile: false,
     };
     let computes = common.device.computes();
-    let passes = if computes { plan.rounds + 2 + usize::from(plan.train_steps > 0) } else { 1 };
+    let passes = if computes { measuring.rounds + 2 + usize::from(measuring.train_steps > 0) } else { 1 };
     let bar = report::progress((passes * policies.len() * attention.forms().len()) as u64);
     let tick = |what: &str| {
         bar.set_message(what.to_owned());
         bar.inc(1);
     };
-    let mut cases = measure(&config, attention.forms(), &policies, plan, common, tick)?;
+    let mut cases = measure(&config, attention.forms(), &policies, measuring, common, tick)?;
     if common.device == DeviceKind::Cpu {
         resident::measure(&mut cases, args.model.name(), &config, common, tick);
     }

@@ -29,7 +29,8 @@ pub fn read_peers(file: Option<&Path>) -> Result<Vec<Peer>> {
     let Some(file) = file else { return Ok(Vec::new()) };
     let wrong = |reason: String| {
         Failure::usage(format!(
-            "--peers {}: {reason}; it must be a JSON list of objects with engine, label, peak_bytes and overhead_percent",
+            "--peers {}: {reason}; it must be a JSON list of objects with engine, label, peak_bytes and \
+             overhead_percent",
             file.display()
         ))
     };
@@ -148,7 +149,14 @@ pub fn html(
         }
         forms.insert(form.to_owned(), json!(rows));
     }
-    let data = json!({ "frontier": document, "extras": extras, "rows": forms, "blocks": config.layers, "peers": peers, "lossy": lossy });
+    let data = json!({
+        "frontier": document,
+        "extras": extras,
+        "rows": forms,
+        "blocks": config.layers,
+        "peers": peers,
+        "lossy": lossy,
+    });
     Page::Frontier.fill(&format!("retape frontier: {}", document["model"]["name"].as_str().unwrap_or("")), &data)
 }
 

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::planning::Planning;
 use crate::policy::{NamedPolicy, PolicySpec};
 use crate::report::{self, bytes, count};
-use crate::subject::{self, DryRun};
+use crate::subject::{self, MetaModel};
 use crate::trainer::Batcher;
 use retape::LedgerEntry;
 use retape::nn::{Gpt, GptConfig};
@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 pub fn run(args: &InspectArgs, common: &Common) -> Result<()> {
     let config = GptConfig { attention: args.model.form("inspect")?, ..args.model.config()? };
     let spec = args.budget.or_policy(args.policy.as_deref(), &args.marks.marks)?;
-    let dry = DryRun::new(&config)?;
+    let dry = MetaModel::new(&config)?;
     let mut planning = Planning::new(&dry, common);
     let policy = planning.policy(&spec)?;
     let (ledger, peak) = dry_run(&config, &policy, common)?;

@@ -8,14 +8,14 @@ use crate::error::{Failure, Result};
 use crate::planning::Planning;
 use crate::policy::{NamedPolicy, PolicySpec};
 use crate::report;
-use crate::subject::{DryRun, Prediction, Sample, Subject};
+use crate::subject::{MetaModel, Prediction, Sample, Subject};
 use crate::trainer::{Batcher, Settings, Trainer};
 use retape::nn::{AttentionForm, Gpt, GptConfig};
 use retape::prelude::Gradients;
 
 /// What to measure of every case.
 #[derive(Debug, Clone, Copy)]
-pub struct Plan {
+pub struct Measuring {
     /// Rounds after the warm-up; 0 takes no time.
     pub rounds: usize,
     /// Compare gradients with `none`'s, which is then the first policy.
@@ -56,10 +56,10 @@ pub struct Case {
 }
 
 /// Bytes of parameters, gradients and optimizer state, and what a step adds at most, of all that will be held at once.
-fn needed_bytes(config: &GptConfig, forms: usize, plan: Plan, peak: u64) -> u64 {
+fn needed_bytes(config: &GptConfig, forms: usize, measuring: Measuring, peak: u64) -> u64 {
     let parameters = config.parameter_bytes() as u64;
-    let gradients = parameters * (1 + u64::from(plan.compare));
-    let training = if plan.train_steps > 0 { 3 * parameters } else { 0 };
+    let gradients = parameters * (1 + u64::from(measuring.compare));
+    let training = if measuring.train_steps > 0 { 3 * parameters } else { 0 };
     (forms as u64 * parameters + gradients + training).saturating_add(peak)
 }
 
@@ -68,7 +68,7 @@ pub fn measure(
     config: &GptConfig,
     forms: &[AttentionForm],
     policies: &[PolicySpec],
-    plan: Plan,
+    measuring: Measuring,
     common: &Common,
     mut tick: impl FnMut(&str),
 ) -> Result<Vec<Case>> {
@@ -78,7 +78,7 @@ pub fn measure(
     }
     let mut predictions = Vec::new();
     for &form in forms {
-        let dry = DryRun::new(&GptConfig { attention: form, ..config.clone() })?;
+        let dry = MetaModel::new(&GptConfig { attention: form, ..config.clone() })?;
         let mut planning = Planning::new(&dry, common);
         for spec in policies {
             if spec.optional && !planning.is_feasible(spec)? {
@@ -91,15 +91,18 @@ pub fn measure(
         }
     }
     let peak = predictions.iter().map(|(_, _, p)| p.peak_bytes).max().unwrap_or(0);
-    common.check_fits(needed_bytes(config, forms.len(), plan, peak))?;
+    common.check_fits(needed_bytes(config, forms.len(), measuring, peak))?;
 
-    if plan.resident {
+    if measuring.resident {
         touch_code(config, forms[0], common)?;
     }
     let device = common.open_device()?;
     let first = Subject::new(&device, &GptConfig { attention: forms[0], ..config.clone() }, seed)?;
-    let resident =
-        if plan.resident && common.device == DeviceKind::Cpu { first.resident_delta(&predictions[0].1)? } else { None };
+    let resident = if measuring.resident && common.device == DeviceKind::Cpu {
+        first.resident_delta(&predictions[0].1)?
+    } else {
+        None
+    };
     let mut subjects = vec![first];
     for &form in &forms[1..] {
         subjects.push(subjects[0].with_form(form)?);
@@ -118,14 +121,15 @@ pub fn measure(
         let (mut gradient_norm, mut gradient_error) = (None, None);
         if device.computes() {
             gradient_norm = Some(subject.gradient_norm(&gradients)?);
-            if plan.compare {
+            if measuring.compare {
                 let error = match &reference {
                     Some((_, reference)) => gradients.distance(reference)?,
                     None => 0.0,
                 };
                 if error != 0.0 && warm_up.stats.quantized == 0 {
                     return Err(Failure::internal(format!(
-                        "the gradients under `{}` differ from those under `none` by {error:e}, and nothing was quantized",
+                        "the gradients under `{}` differ from those under `none` by {error:e}, and nothing was \
+                         quantized",
                         policy.label()
                     )));
                 }
@@ -151,7 +155,7 @@ pub fn measure(
     if !device.computes() {
         return Ok(cases);
     }
-    for round in 0..plan.rounds {
+    for round in 0..measuring.rounds {
         let mut order: Vec<usize> = (0..cases.len()).collect();
         if round % 2 == 1 {
             order.reverse();
@@ -164,17 +168,17 @@ pub fn measure(
     }
     for case in &mut cases {
         case.scratch_bytes = device.scratch_bytes();
-        if plan.profile {
-            for _ in 0..plan.rounds.max(1) {
+        if measuring.profile {
+            for _ in 0..measuring.rounds.max(1) {
                 case.profiles.push(subject_of(case.form).step(&case.policy, true)?.0);
             }
         }
-        if plan.train_steps > 0 {
+        if measuring.train_steps > 0 {
             tick(&format!("training: {} {}", case.form.name(), case.policy.label()));
             let config = subject_of(case.form).config();
             let model = Gpt::new(&device, config, seed)?;
             let mut trainer = Trainer::new(model, Batcher::built_in(config, seed)?, Settings::default(), seed)?;
-            for _ in 0..plan.train_steps {
+            for _ in 0..measuring.train_steps {
                 case.loss_after = Some(trainer.step(&case.policy)?.loss);
             }
         }

@@ -109,7 +109,8 @@ impl Common {
     pub fn check_fits(&self, bytes: u64) -> Result<()> {
         match process::available_bytes() {
             Some(available) if self.device == DeviceKind::Cpu && bytes > available => Err(Failure::usage(format!(
-                "this needs {} of tensors and {} are free here; take a smaller model or batch, or --device meta for a dry run",
+                "this needs {} of tensors and {} are free here; take a smaller model or batch, or --device meta for a \
+                 dry run",
                 report::bytes(bytes),
                 report::bytes(available)
             ))),

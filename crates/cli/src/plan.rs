@@ -5,7 +5,7 @@ use crate::error::{Failure, Result};
 use crate::planning::Planning;
 use crate::policy::Planned;
 use crate::report::{self, bytes};
-use crate::subject::DryRun;
+use crate::subject::MetaModel;
 use retape::nn::GptConfig;
 use retape::policy::PlannedMark;
 use retape::prelude::Mark;
@@ -18,7 +18,7 @@ pub fn run(args: &PlanArgs, common: &Common) -> Result<()> {
     if args.measure && args.planning.profile.is_some() {
         return Err(Failure::usage("--measure and --profile both say what ops cost; leave one out"));
     }
-    let dry = DryRun::new(&config)?;
+    let dry = MetaModel::new(&config)?;
     let mut planning = Planning::new(&dry, common);
     planning.measure_costs = args.measure;
     let policy = planning.policy(&args.planning.spec(&args.budget, &args.marks.marks))?;

@@ -4,7 +4,7 @@ use crate::args::Common;
 use crate::error::{Failure, Result};
 use crate::policy::{Budget, NamedPolicy, Planned, PolicySpec};
 use crate::report;
-use crate::subject::{DryRun, Subject};
+use crate::subject::{MetaModel, Subject};
 use retape::Trace;
 use retape::policy::{CostModel, LossyFormat, LossyUse, Planner, PlannerOptions, Profile, Sensitivity};
 use retape::prelude::{Gradients, Mark, Policy};
@@ -21,7 +21,7 @@ const COST_STEPS: usize = 5;
 /// Finds the policies of one model.
 #[derive(Debug)]
 pub struct Planning<'a> {
-    dry: &'a DryRun,
+    dry: &'a MetaModel,
     common: &'a Common,
     /// Measure what ops cost, where no profile says it.
     pub measure_costs: bool,
@@ -35,7 +35,7 @@ pub struct Planning<'a> {
 
 impl<'a> Planning<'a> {
     /// For the model of a dry run.
-    pub fn new(dry: &'a DryRun, common: &'a Common) -> Planning<'a> {
+    pub fn new(dry: &'a MetaModel, common: &'a Common) -> Planning<'a> {
         Planning { dry, common, measure_costs: false, profile: None, planner: None, measured: None }
     }
 

@@ -24,7 +24,7 @@ pub struct PolicySpec {
 pub struct Budget {
     /// How much the step may take.
     pub size: Size,
-    /// The relative error that int8 may add to the gradients; no int8 where none.
+    /// The relative error that lossy marks may add to the gradients; no lossy mark where none.
     pub max_gradient_error: Option<f64>,
     /// Elements per scale of int8.
     pub group: usize,

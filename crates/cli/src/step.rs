@@ -3,7 +3,7 @@
 use crate::args::{Attention, Common, DeviceKind, StepArgs};
 use crate::error::Result;
 use crate::line::Line;
-use crate::measure::{Case, Plan, measure};
+use crate::measure::{Case, Measuring, measure};
 use crate::policy::PolicySpec;
 use crate::report::{bytes, figure};
 use crate::{model, report, resident};
@@ -31,19 +31,19 @@ pub fn run(args: &StepArgs, common: &Common) -> Result<()> {
         names => names.iter().map(|name| args.budget.or_policy(Some(name), marks)).collect::<Result<_>>()?,
     };
     let single = policies.len() * attention.forms().len() == 1;
-    let plan = Plan {
+    let measuring = Measuring {
         rounds: args.measure.steps.unwrap_or(7),
         compare: false,
         train_steps: args.measure.train_steps,
         resident: single,
         profile: args.by_op,
     };
-    let bar = report::progress(((plan.rounds + 1) * policies.len() * attention.forms().len()) as u64);
+    let bar = report::progress(((measuring.rounds + 1) * policies.len() * attention.forms().len()) as u64);
     let tick = |what: &str| {
         bar.set_message(what.to_owned());
         bar.inc(1);
     };
-    let mut cases = measure(&config, attention.forms(), &policies, plan, common, tick)?;
+    let mut cases = measure(&config, attention.forms(), &policies, measuring, common, tick)?;
     if !single && common.device == DeviceKind::Cpu {
         resident::measure(&mut cases, args.model.name(), &config, common, tick);
     }

@@ -12,7 +12,7 @@ use retape::{Stats, Trace};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// A model with a batch, on a device.
+/// The model that is measured: a GPT with a batch, on a device.
 #[derive(Debug)]
 pub struct Subject {
     model: Gpt,
@@ -144,14 +144,14 @@ pub struct Prediction {
     pub overhead_percent: f64,
 }
 
-/// Dry runs of one configuration.
+/// A model on the meta device, for dry runs.
 #[derive(Debug)]
-pub struct DryRun(Subject);
+pub struct MetaModel(Subject);
 
-impl DryRun {
+impl MetaModel {
     /// On a meta device of its own, without a limit.
-    pub fn new(config: &GptConfig) -> Result<DryRun> {
-        Ok(DryRun(Subject::new(&retape::meta(), config, 0)?))
+    pub fn new(config: &GptConfig) -> Result<MetaModel> {
+        Ok(MetaModel(Subject::new(&retape::meta(), config, 0)?))
     }
 
     /// The configuration.
@@ -177,10 +177,6 @@ impl DryRun {
     /// What a step under this policy will take.
     pub fn predict(&self, policy: &NamedPolicy) -> Result<Prediction> {
         let (sample, _) = self.0.step(policy, false)?;
-        let flops = (3 * sample.stats.forward_flops).max(1) as f64;
-        Ok(Prediction {
-            peak_bytes: sample.peak_bytes,
-            overhead_percent: 100.0 * sample.stats.replayed_flops as f64 / flops,
-        })
+        Ok(Prediction { peak_bytes: sample.peak_bytes, overhead_percent: sample.stats.overhead_percent() })
     }
 }

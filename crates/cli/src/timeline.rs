@@ -6,7 +6,7 @@ use crate::page::Page;
 use crate::planning::Planning;
 use crate::policy::NamedPolicy;
 use crate::report::{self, bytes, without_numbers};
-use crate::subject::DryRun;
+use crate::subject::MetaModel;
 use crate::trainer::Batcher;
 use crate::{model, subject};
 use retape::MemoryKind;
@@ -29,7 +29,7 @@ pub fn run(args: &TimelineArgs, common: &Common) -> Result<()> {
     }
     let config = GptConfig { attention: args.model.form("timeline")?, ..args.model.config()? };
     let spec = args.budget.or_policy(args.policy.as_deref(), &args.marks.marks)?;
-    let policy = Planning::new(&DryRun::new(&config)?, common).policy(&spec)?;
+    let policy = Planning::new(&MetaModel::new(&config)?, common).policy(&spec)?;
     let recording = record(&config, &policy, common)?;
     let document = document(&recording, args.model.name(), &config, &policy)?;
     if let Some(file) = &args.out {
@@ -163,7 +163,14 @@ fn contents(timeline: &Timeline, names: &TapeNames) -> Vec<Value> {
         }
     }
     contents.sort_by_key(|c| std::cmp::Reverse(c.3));
-    let object = |(path, what, kind, bytes): (Option<&str>, &str, MemoryKind, u64)| json!({ "path": path, "what": what, "kind": kind.name(), "bytes": bytes });
+    let object = |(path, what, kind, bytes): (Option<&str>, &str, MemoryKind, u64)| {
+        json!({
+            "path": path,
+            "what": what,
+            "kind": kind.name(),
+            "bytes": bytes,
+        })
+    };
     contents.into_iter().map(object).collect()
 }
 

@@ -6,7 +6,7 @@ use crate::error::{Failure, Result};
 use crate::planning::Planning;
 use crate::policy::{NamedPolicy, PolicySpec};
 use crate::report::{self, bytes};
-use crate::subject::DryRun;
+use crate::subject::MetaModel;
 use crate::trainer::{Batcher, Settings, Trained, Trainer};
 use retape::nn::checkpoint::Cast;
 use retape::nn::data::{ByteText, VOCAB};
@@ -32,7 +32,7 @@ pub fn run(args: &TrainArgs, common: &Common) -> Result<()> {
     let saved = resumed.as_deref().map(checkpoint::read_config).transpose()?;
     let (text, validation) = texts(args, saved.as_ref())?;
     let mut config = config(args, common, saved.as_ref(), DataId::of(&text.0, text.1.as_deref()))?;
-    let dry = DryRun::new(&config.model)?;
+    let dry = MetaModel::new(&config.model)?;
     let mut planning = Planning::new(&dry, common);
     let asked = spec(&config, args)?;
     if asked.profile.is_none() {

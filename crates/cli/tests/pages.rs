@@ -95,9 +95,11 @@ const ON_A_PHONE: &str = "
 
 /// No label of a chart lies on another.
 const APART: &str = "
-    const boxes = [...document.querySelectorAll('.chart svg text')].map((t) => [t.textContent, t.getBoundingClientRect()]);
+    const texts = [...document.querySelectorAll('.chart svg text')];
+    const boxes = texts.map((t) => [t.textContent, t.getBoundingClientRect()]);
     boxes.forEach(([a, p], i) => boxes.slice(i + 1).forEach(([b, q]) => {
-        const [w, h] = [Math.min(p.right, q.right) - Math.max(p.left, q.left), Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top)];
+        const w = Math.min(p.right, q.right) - Math.max(p.left, q.left);
+        const h = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
         if (w > 2 && h > 4) throw new Error(`${a} lies on ${b}`);
     }));
 ";
@@ -136,7 +138,8 @@ fn the_frontier_draws_itself_and_a_click_shows_marks() {
     let Some(browser) = browser() else { return };
     let dir = tempfile::tempdir().unwrap();
     let peers = dir.path().join("peers.json");
-    let peer = r#"[{"engine":"other","label":"full <b>checkpointing</b></script>","peak_bytes":3000000,"overhead_percent":31.5}]"#;
+    let peer = r#"[{"engine":"other","label":"full <b>checkpointing</b></script>",
+        "peak_bytes":3000000,"overhead_percent":31.5}]"#;
     fs::write(&peers, peer).unwrap();
     for device in ["cpu", "meta"] {
         let out = dir.path().join(device);
@@ -159,7 +162,8 @@ fn the_frontier_draws_itself_and_a_click_shows_marks() {
                 c.getBoundingClientRect().top + c.getBoundingClientRect().height / 2,
             ]));
             const [x, y] = [...marks][0];
-            document.querySelector('.chart').dispatchEvent(new PointerEvent('pointermove', {{ clientX: x, clientY: y }}));
+            const move = new PointerEvent('pointermove', {{ clientX: x, clientY: y }});
+            document.querySelector('.chart').dispatchEvent(move);
             if (document.querySelector('.tip').hidden) throw new Error('no tip');
             document.querySelector('.chart').dispatchEvent(new MouseEvent('click', {{ clientX: x, clientY: y }}));
             document.querySelector('.legend input')?.click();

@@ -5,7 +5,7 @@ use std::fmt;
 
 /// The type of a tensor's elements. All floats are computed: `f64` and `f32` in themselves, `bf16` and `f16` in f32,
 /// with one rounding to nearest even where a kernel stores a result ([`computed_in`](DType::computed_in)). The
-/// integers and `bool` are indices, masks and stored quantized values.
+/// integers and `bool` are indices, masks and packed values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs)]

@@ -39,7 +39,8 @@ pub enum Error {
     },
     /// Two tensors that must be on one device are not.
     #[error(
-        "{what}: the tensors are on different devices ({left} and {right}); one op runs on one device, and one that is opened twice is two"
+        "{what}: the tensors are on different devices ({left} and {right}); one op runs on one device, and one that is \
+         opened twice is two"
     )]
     DeviceMismatch {
         /// The op or the call.
@@ -129,8 +130,8 @@ pub enum Error {
     },
     /// A user's rule decided for no value.
     #[error(
-        "rule `{rule}` decided for no value on this tape: it matches none, or stronger marks cover all that it matches; \
-         correct the pattern or remove the rule"
+        "rule `{rule}` decided for no value on this tape: it matches none, or stronger marks cover all that it \
+         matches; correct the pattern or remove the rule"
     )]
     RuleMatchedNothing {
         /// The rule as the user wrote it.
@@ -154,11 +155,11 @@ pub enum Error {
     },
     /// A lossy store met a number that its format can't hold: an infinity, a NaN, or one beyond its range.
     #[error(
-        "{format} store of `{path}` ({op}): a value holds an infinity, a NaN or a number beyond the format, which {format} \
-         can't represent; keep this value, or allow the fallback to full precision"
+        "{format} store of `{path}` ({op}): a value holds an infinity, a NaN or a number beyond the format, which \
+         {format} can't represent; keep this value, or allow the fallback to full precision"
     )]
     NonFinite {
-        /// The format, `int8`.
+        /// The format, such as `int8`.
         format: &'static str,
         /// The value's path.
         path: String,
@@ -187,8 +188,8 @@ pub enum Error {
     },
     /// A gradient of a gradient was asked for.
     #[error(
-        "second derivative of `{path}` ({op}): gradients aren't recorded on the tape, so there is no gradient of a gradient \
-         yet; write the first derivative with ops and differentiate that, or take differences of `grad`"
+        "second derivative of `{path}` ({op}): gradients aren't recorded on the tape, so there is no gradient of a \
+         gradient yet; write the first derivative with ops and differentiate that, or take differences of `grad`"
     )]
     SecondOrder {
         /// The loss's path.
@@ -219,8 +220,8 @@ pub enum Error {
     },
     /// A random op was asked for on a tape that has no seed.
     #[error(
-        "{what} at `{path}` draws random numbers, and this tape has no seed; give it one: `Tape::with(&device, TapeOptions {{ \
-         seed: Some(seed), ..TapeOptions::default() }})`, another seed for each training step"
+        "{what} at `{path}` draws random numbers, and this tape has no seed; give it one: `Tape::with(&device, \
+         TapeOptions {{ seed: Some(seed), ..TapeOptions::default() }})`, another seed for each training step"
     )]
     Unseeded {
         /// The op, or the rounding of a packing.

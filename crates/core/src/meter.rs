@@ -22,9 +22,9 @@ pub enum MemoryKind {
     Activation,
     /// Values stored in full for backward.
     Saved,
-    /// Values stored quantized for backward.
+    /// Values stored packed for backward.
     Quantized,
-    /// Values replayed or dequantized during backward.
+    /// Values replayed or unpacked during backward.
     Recomputed,
     /// Workspace that an op declares.
     Workspace,
@@ -144,7 +144,7 @@ pub struct MemoryEvent {
 /// What a piece of memory holds, by the number of a value on its tape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Contents {
-    /// The value: as computed, stored, dequantized or replayed.
+    /// The value: as computed, stored, unpacked or replayed.
     Value(u64),
     /// Its gradient, or a part of the sum that will be.
     Gradient(u64),

@@ -9,6 +9,7 @@ use crate::layout::Layout;
 use crate::ops::Op;
 use crate::tape::graph::Graph;
 use crate::tape::marking::MarkSource;
+use crate::tape::stats::overhead_percent;
 use crate::tape::value::{Exactness, ValueKey};
 use crate::tensor::Template;
 use crate::{
@@ -35,7 +36,7 @@ pub(crate) enum Event {
     Reopen(u64),
     /// An op and its operands.
     Op(Rc<Op>, SmallVec<[Operand; 3]>),
-    /// The last handles of these went, all before any was quantized.
+    /// The last handles of these went, all before any was packed.
     Release(SmallVec<[u64; 3]>),
     /// The user has a value's tensor, and holds it until [`LetGo`](Event::LetGo).
     Take(u64),
@@ -391,6 +392,13 @@ pub struct DryRun {
     pub replayed_flops: u64,
     /// Bytes that packing and unpacking read and wrote.
     pub quantize_traffic: u64,
+}
+
+impl DryRun {
+    /// FLOPs of the replays over those of a step without any (backward counts as twice forward), in percent.
+    pub fn overhead_percent(&self) -> f64 {
+        overhead_percent(self.replayed_flops, self.forward_flops)
+    }
 }
 
 impl Trace {

@@ -229,7 +229,8 @@ impl Float for f64 {
 
     #[inline(always)]
     fn to_byte(self) -> u8 {
-        (self + 6_755_399_441_055_744.0).to_bits() as u8 // 1.5 * 2^52: the sum rounds to an integer, which lies in its low bits
+        // 1.5 * 2^52: the sum rounds to an integer, which lies in its low bits
+        (self + 6_755_399_441_055_744.0).to_bits() as u8
     }
     #[inline(always)]
     fn of_word(word: u32) -> f64 {

@@ -30,8 +30,8 @@ impl TensorArg {
                 kernel,
                 device: gpu.name().into(),
                 reason: format!(
-                    "a tensor of shape {:?} with strides {:?} has more than {MAX_RANK} dimensions that can't be merged; make it \
-                     contiguous first",
+                    "a tensor of shape {:?} with strides {:?} has more than {MAX_RANK} dimensions that can't be \
+                     merged; make it contiguous first",
                     tensor.shape(),
                     tensor.layout().strides
                 ),

@@ -183,8 +183,8 @@ functions! {
         Handle, Handle, Handle, Handle, Handle, Handle, Handle, i32, *mut Heuristic, *mut i32
     );
     matmul = b"cublasLtMatmul"(
-        Handle, Handle, *const c_void, *const c_void, Handle, *const c_void, Handle, *const c_void, *const c_void, Handle,
-        *mut c_void, Handle, *const Algorithm, *mut c_void, usize, *mut c_void
+        Handle, Handle, *const c_void, *const c_void, Handle, *const c_void, Handle, *const c_void, *const c_void,
+        Handle, *mut c_void, Handle, *const Algorithm, *mut c_void, usize, *mut c_void
     );
 }
 

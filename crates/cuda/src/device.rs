@@ -470,8 +470,8 @@ fn check_parameters(function: sys::CUfunction, kernel: &str, bytes: usize) -> st
     match (size(0), size(1)) {
         (Some(actual), None) if actual == bytes => Ok(()),
         (first, second) => Err(format!(
-            "kernel {kernel} takes parameters of {first:?} and {second:?} bytes, but is launched with one of {bytes}: the \
-             kernels' image is of another version than this crate"
+            "kernel {kernel} takes parameters of {first:?} and {second:?} bytes, but is launched with one of {bytes}: \
+             the kernels' image is of another version than this crate"
         )),
     }
 }

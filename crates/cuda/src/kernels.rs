@@ -32,8 +32,8 @@ pub(crate) fn images(folder: Option<&Path>) -> Result<Images, String> {
         }
         (None, Some(images)) => Ok(images.iter().map(|(file, image)| (*file, Cow::Borrowed(*image))).collect()),
         (None, None) => Err(format!(
-            "this build has no CUDA kernels in it, because no nvcc was found: run scripts/install-nvcc.sh (or set NVCC) and \
-             build again, or name a folder of *.fatbin files in {VARIABLE}"
+            "this build has no CUDA kernels in it, because no nvcc was found: run scripts/install-nvcc.sh (or set \
+             NVCC) and build again, or name a folder of *.fatbin files in {VARIABLE}"
         )),
     }
 }

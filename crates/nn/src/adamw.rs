@@ -278,7 +278,8 @@ fn check_gradient(parameter: &Parameter, g: &Tensor, grad_scale: f64) -> Result<
     if (g.shape(), g.dtype(), g.device()) != (p.shape(), p.dtype(), p.device()) {
         let of = |t: &Tensor| format!("{}{:?} on {}", t.dtype(), t.shape(), t.device().name());
         let reason = format!(
-            "the gradient of `{name}` is {}, the parameter is {}; a gradient has its parameter's shape, dtype and device",
+            "the gradient of `{name}` is {}, the parameter is {}; a gradient has its parameter's shape, dtype and \
+             device",
             of(g),
             of(&p)
         );
@@ -291,8 +292,8 @@ fn check_gradient(parameter: &Parameter, g: &Tensor, grad_scale: f64) -> Result<
     if grad_scale != 0.0 && !holds.contains(&grad_scale.abs()) {
         let (low, high) = (holds.start(), holds.end());
         let reason = format!(
-            "grad_scale is {grad_scale:e}; for `{name}` ({}) it must be 0 or {low:e} to {high:e}, or the product with the \
-             gradient is wrong",
+            "grad_scale is {grad_scale:e}; for `{name}` ({}) it must be 0 or {low:e} to {high:e}, or the product with \
+             the gradient is wrong",
             p.dtype()
         );
         return Err(Error::Optimizer { reason });

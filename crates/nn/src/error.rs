@@ -47,8 +47,8 @@ pub enum Error {
     },
     /// The gradients hold an infinity or a NaN, or their norm is beyond f64.
     #[error(
-        "the gradient norm is {norm}: a gradient holds an infinity or NaN (first in `{parameter}`), or all are too large \
-         for f64 together; nothing was updated"
+        "the gradient norm is {norm}: a gradient holds an infinity or NaN (first in `{parameter}`), or all are too \
+         large for f64 together; nothing was updated"
     )]
     NonFiniteNorm {
         /// The norm.

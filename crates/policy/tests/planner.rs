@@ -21,7 +21,8 @@ fn seconds(flops: u64, traffic: u64) -> f64 {
     flops as f64 / 100e9 + traffic as f64 / 10e9
 }
 
-/// Peak and overhead in percent of every assignment of marks, the best for each peak: least peak first, overhead falling.
+/// Peak and overhead in percent of every assignment of marks, the best for each peak: least peak first, overhead
+/// falling.
 fn brute_force(trace: &Trace, int8: bool) -> Vec<(u64, f64)> {
     let free: Vec<_> = trace.values().iter().filter(|v| !v.exact && v.given.is_none()).collect();
     let step: f64 = 3.0 * trace.nodes().iter().map(|n| seconds(n.flops, n.traffic)).sum::<f64>();
@@ -223,8 +224,8 @@ fn an_error_that_is_no_number_is_unknown() {
     }
 }
 
-/// Batches of many lengths under one budget: each gets the cheapest plan that fits. Those that fit without marks recompute
-/// nothing; none is slower than under the plan for the longest.
+/// Batches of many lengths under one budget: each gets the cheapest plan that fits. Those that fit without marks
+/// recompute nothing; none is slower than under the plan for the longest.
 #[test]
 fn each_length_has_the_cheapest_plan_that_fits() {
     let device = meta();
@@ -271,8 +272,8 @@ fn each_length_has_the_cheapest_plan_that_fits() {
     assert_eq!(plans.len(), 9, "a plan for each length, made once");
 }
 
-/// What an error names as the smallest budget is not above what any exact preset takes, nor what every k-th of a long chain
-/// does.
+/// What an error names as the smallest budget is not above what any exact preset takes, nor what every k-th of a long
+/// chain does.
 #[test]
 fn no_exact_preset_has_a_smaller_peak() {
     for attention in [AttentionForm::Flash, AttentionForm::Explicit] {

@@ -124,8 +124,8 @@ fn wrong_rules() {
     );
     assert_eq!(
         message(rule("blocks.*").op("{gelu")),
-        "rule `blocks.*`: the pattern `{gelu` can't be read: unclosed alternate group; missing '}' (maybe escape '{' with \
-         '[{]'?)"
+        "rule `blocks.*`: the pattern `{gelu` can't be read: unclosed alternate group; missing '}' (maybe escape '{' \
+         with '[{]'?)"
     );
     for text in ["", "**", "*4", "=4", "4<", "x", "<", ">=-1", "99999999999999999999"] {
         let expected =
@@ -163,8 +163,8 @@ fn a_file_of_rules() {
     assert_eq!(
         names,
         [
-            "[[rule]] number 1: blocks.*.mlp.*=int8:group=32 where op=gelu*, bytes>=1024, bytes<=4096, rank=2, shape=[*, >=16], \
-             intensity<=8",
+            "[[rule]] number 1: blocks.*.mlp.*=int8:group=32 where op=gelu*, bytes>=1024, bytes<=4096, rank=2, \
+             shape=[*, >=16], intensity<=8",
             "[[rule]] number 2: embed=keep where shape=[64]",
             "length_adaptive: **=recompute where role=attention, op={softmax,dropout,scale,causal_mask,where}, \
              shape=[*, >1024]",

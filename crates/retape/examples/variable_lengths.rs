@@ -6,10 +6,10 @@
 //!
 //! `cargo run --release --example variable_lengths [BUDGET_MIB] [LONGEST]`
 
+use retape::Trace;
 use retape::nn::{Gpt, GptConfig};
 use retape::policy::{ModelShape, PlanCache, Planner, PlannerOptions, parse};
 use retape::prelude::*;
-use retape::{DryRun, Trace};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -28,10 +28,6 @@ fn batch(device: &Device, length: usize) -> Result<Tensor> {
 fn record(model: &Gpt, device: &Device, length: usize) -> Result<Trace> {
     let tokens = batch(device, length)?;
     Ok(Trace::record(device, None, |tape| model.loss(tape, &tokens, &tokens))?)
-}
-
-fn percent(run: &DryRun) -> f64 {
-    100.0 * run.replayed_flops as f64 / (3 * run.forward_flops) as f64
 }
 
 fn main() -> Result<()> {
@@ -55,7 +51,7 @@ fn main() -> Result<()> {
         let columns = three.iter().map(|policy| {
             let run = trace.run(Some(policy.clone()))?;
             let over = if run.peak_bytes > budget { "!" } else { " " };
-            Ok(format!("{:>6}{over} +{:>4.1}%", run.peak_bytes >> 20, percent(&run)))
+            Ok(format!("{:>6}{over} +{:>4.1}%", run.peak_bytes >> 20, run.overhead_percent()))
         });
         println!("{length:>6} | {}", columns.collect::<Result<Vec<_>>>()?.join(" | "));
         policies.push(three);

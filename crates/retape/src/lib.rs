@@ -1,7 +1,8 @@
 //! retape: tape-based reverse-mode autodiff whose saved tensors are first-class.
 //!
-//! Every value that backward will read carries a [`Mark`]: keep it, recompute it, or store it as int8. Marks are set on
-//! a value, by a scope, or by a [`policy`] for a whole model; the [ledger](Tape::ledger) says what each costs.
+//! Every value that backward will read carries a [`Mark`]: keep it, recompute it, or store it in fewer bytes, as int8
+//! or bf16. Marks are set on a value, by a scope, or by a [`policy`] for a whole model; the [ledger](Tape::ledger) says
+//! what each costs.
 //!
 //! ```
 //! use retape::prelude::*;

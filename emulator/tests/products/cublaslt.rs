@@ -1,6 +1,6 @@
-//! The products of matmul.rs through cuBLASLt's functions: in a process of its own, with fake_cublaslt.cpp in the library's
-//! place, which sees to it that the arguments are in order. On a GPU it is the other way round: there the process of its own is
-//! one without the library.
+//! The products of matmul.rs through cuBLASLt's functions: in a process of its own, with fake_cublaslt.cpp in the
+//! library's place, which sees to it that the arguments are in order. On a GPU it is the other way round: there the
+//! process of its own is one without the library.
 
 use std::path::Path;
 use std::process::Command;

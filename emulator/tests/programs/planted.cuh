@@ -1,6 +1,6 @@
 // A tiled matrix multiplication, c = a b^T with a of shape (m, k), b of shape (n, k) in bf16 and c in f32, with every
-// mechanism that a kernel may get wrong, and faults planted in it by number. A block computes 32 x 16 of c with two warps,
-// 16 x 16 each, over tiles of k that arrive in two buffers by cp.async. k is a multiple of 8 and n of 4.
+// mechanism that a kernel may get wrong, and faults planted in it by number. A block computes 32 x 16 of c with two
+// warps, 16 x 16 each, over tiles of k that arrive in two buffers by cp.async. k is a multiple of 8 and n of 4.
 #pragma once
 #include "prim.cuh"
 
@@ -49,7 +49,8 @@ DEVICE void load_tile(const Multiply& p, __nv_bfloat16* tile, int tile_k) {
         const int rows = (of_a ? p.m : p.n) + (BUG == READ_OUT_OF_BOUNDS && of_a ? 1 : 0);
         const bool inside = global < rows && k < p.k;
         const __nv_bfloat16* from = of_a ? p.a : p.b;
-        cp_async16(tile + row * DEPTH + piece % 2 * 8, from + (inside ? int64_t(global) * p.k + k : 0), inside ? 16 : 0);
+        cp_async16(tile + row * DEPTH + piece % 2 * 8, from + (inside ? int64_t(global) * p.k + k : 0),
+                   inside ? 16 : 0);
     }
 }
 

@@ -199,8 +199,9 @@ fn unit(dtype: DType) -> f64 {
     }
 }
 
-/// Runs on both devices and compares what comes out: within one rounding of the output's dtype, and `slack` times f32's (f64's)
-/// own relative to the largest number, for inputs of about 1; NaN and infinity where the CPU has them; the same bits the second time.
+/// Runs on both devices and compares what comes out: within one rounding of the output's dtype, and `slack` times f32's
+/// (f64's) own relative to the largest number, for inputs of about 1; NaN and infinity where the CPU has them; the same
+/// bits the second time.
 pub fn compare(label: &str, dtype: DType, slack: f64, inputs: &[&Twin], run: impl Fn(&Side) -> Vec<Tensor>) {
     let outputs = run(&ours(dtype, inputs));
     let again = run(&ours(dtype, inputs));

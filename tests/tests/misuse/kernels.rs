@@ -1,5 +1,5 @@
-//! Kernels are called by safe code: whatever operands they are given, nothing is read or written outside of them, and no value
-//! that somebody holds changes. What core lets through, a backend can run.
+//! Kernels are called by safe code: whatever operands they are given, nothing is read or written outside of them, and
+//! no value that somebody holds changes. What core lets through, a backend can run.
 
 use super::cpu;
 use retape_core::kernel::{

@@ -1,5 +1,5 @@
-//! A rule that breaks its contract in any way that the trait allows, inside a healthy program: a typed error (or the rule's own
-//! panic), and the tape goes on as if nothing had been there.
+//! A rule that breaks its contract in any way that the trait allows, inside a healthy program: a typed error (or the
+//! rule's own panic), and the tape goes on as if nothing had been there.
 
 use super::{Mark, cpu, leaf};
 use retape_core::kernel::{self, BinaryFn, UnaryFn};

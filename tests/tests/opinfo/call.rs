@@ -23,8 +23,8 @@ impl From<(usize, &'static str)> for Place {
     }
 }
 
-/// One call. Arguments are asked for by place: `a.var(0)`, `a.int("dim")`, `a.flag((2, "keepdim"))`. An argument that is
-/// absent or null is `None`; one of another type is an error, as a call that a typed interface can't even express.
+/// One call. Arguments are asked for by place: `a.var(0)`, `a.int("dim")`, `a.flag((2, "keepdim"))`. An argument that
+/// is absent or null is `None`; one of another type is an error, as a call that a typed interface can't even express.
 pub struct Call<'a> {
     /// The tape, for constants and new leaves.
     pub tape: &'a Tape,

@@ -1,6 +1,7 @@
-//! Attention kernels. Reported in: A1 flash-attention 443; A2 flash-attention 2082, flashinfer 4267; A3 SageAttention 376,
-//! flashinfer 5090; A4 tiny-flash-attention 12; A5 flash-attention 414, 2244; A6 flash-attention 2611; A7 flash-attention 282,
-//! 1778; A8 flash-attention 355, pytorch 133671; A9 pytorch 190717. Tiled attention is held to attention spelled out.
+//! Attention kernels. Reported in: A1 flash-attention 443; A2 flash-attention 2082, flashinfer 4267; A3 SageAttention
+//! 376, flashinfer 5090; A4 tiny-flash-attention 12; A5 flash-attention 414, 2244; A6 flash-attention 2611; A7
+//! flash-attention 282, 1778; A8 flash-attention 355, pytorch 133671; A9 pytorch 190717. Tiled attention is held to
+//! attention spelled out.
 
 use retape_core::{BackwardOptions, DType, Device, Result, Tape, TapeOptions, Tensor, Var};
 use retape_tests::{floats, numbers, random, relative_error};

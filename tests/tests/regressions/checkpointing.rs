@@ -1,9 +1,10 @@
-//! Checkpointing. Reported in: C1 pytorch 96136, 62471; C2 OLMo-core 828, guided-diffusion 167; C3 pytorch 190717; C5 pytorch
-//! 196914; C6 pytorch 155171, transformers 30320; C7 Automodel 3140, torchtitan 3146; C8 Megatron-LM 1478; C9 pytorch 77284,
-//! 80151, 154642; C10 transformers 21381, fairseq 3583; C11 pytorch 113737; C12 pytorch 142862; C13 pytorch 82156; C14 jax
-//! 20015; C15 Megatron-LM 1225; C16 pytorch 133566, bitsandbytes 1270; C17 torchtitan's tests; C18 actnn 35; C19 pytorch's
-//! partitioner; C20 pytorch 166926; C21 Megatron-LM 290; C22 torch's determinism check; C23 jax 27748, 23869.
-//! C4 (a smaller budget, a larger peak) is for the planner; C9 and C22 also stand in `settling.rs`, by kernel and by bit.
+//! Checkpointing. Reported in: C1 pytorch 96136, 62471; C2 OLMo-core 828, guided-diffusion 167; C3 pytorch 190717; C5
+//! pytorch 196914; C6 pytorch 155171, transformers 30320; C7 Automodel 3140, torchtitan 3146; C8 Megatron-LM 1478; C9
+//! pytorch 77284, 80151, 154642; C10 transformers 21381, fairseq 3583; C11 pytorch 113737; C12 pytorch 142862; C13
+//! pytorch 82156; C14 jax 20015; C15 Megatron-LM 1225; C16 pytorch 133566, bitsandbytes 1270; C17 torchtitan's tests;
+//! C18 actnn 35; C19 pytorch's partitioner; C20 pytorch 166926; C21 Megatron-LM 290; C22 torch's determinism check; C23
+//! jax 27748, 23869. C4 (a smaller budget, a larger peak) is for the planner; C9 and C22 also stand in `settling.rs`,
+//! by kernel and by bit.
 
 use retape_core::{
     BackwardOptions, DType, Device, Error, Int8Spec, Mark, MemoryKind, Policy, Result, Tape, TapeOptions, Tensor, Var,
@@ -61,7 +62,8 @@ fn step(model: &Gpt, device: &Device, options: TapeOptions, passes: usize) -> Re
     Ok((all, loss_bytes, tape))
 }
 
-/// C1, C6, C8: state outside the tape is touched once, however much is replayed: replay runs recorded kernels, not user code.
+/// C1, C6, C8: state outside the tape is touched once, however much is replayed: replay runs recorded kernels, not user
+/// code.
 #[test]
 fn c01_c06_c08_side_effects_fire_once() {
     let device = cpu();
@@ -403,8 +405,8 @@ fn c23_bytes_are_asserted() {
             TapeOptions { policy: policy("full_per_layer"), seed: Some(1), ..TapeOptions::default() },
         );
         let _loss = model.loss(&tape, &tokens, &targets).unwrap();
-        // The blocks' inputs and the last output; mean and rstd of seven norms, the two statistics of attention (2 heads) and
-        // those of the loss; the head's input and the logits.
+        // The blocks' inputs and the last output; mean and rstd of seven norms, the two statistics of attention (2
+        // heads) and those of the loss; the head's input and the logits.
         let expected = 4 * boundary + 7 * 2 * statistics + 3 * 2 * 2 * statistics + 2 * statistics + boundary + logits;
         assert_eq!(tape.saved_bytes(), expected);
     }

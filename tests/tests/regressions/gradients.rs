@@ -1,6 +1,7 @@
-//! Ops and gradients. Reported in: G1 burn 4063; G2 burn 5568; G3 burn 4694, pytorch 41508; G4 burn 1441; G5 burn 1140, candle 2114; G7 burn 5287,
-//! candle 3756, dfdx 846; G8 burn 686; G9 burn 2777; G11 candle 2168, 3011, 3569; G13 candle 3736, 3418; G14 burn 5375; G15 pytorch 41527; G16 candle 534,
-//! tinygrad; G17 burn 2333, 4302; G18 burn 5193; G19 candle 1241. (G7, G8, G13 are also held for every op by `ops.rs`.)
+//! Ops and gradients. Reported in: G1 burn 4063; G2 burn 5568; G3 burn 4694, pytorch 41508; G4 burn 1441; G5 burn 1140,
+//! candle 2114; G7 burn 5287, candle 3756, dfdx 846; G8 burn 686; G9 burn 2777; G11 candle 2168, 3011, 3569; G13 candle
+//! 3736, 3418; G14 burn 5375; G15 pytorch 41527; G16 candle 534, tinygrad; G17 burn 2333, 4302; G18 burn 5193; G19
+//! candle 1241. (G7, G8, G13 are also held for every op by `ops.rs`.)
 
 use retape_core::ops::Op;
 use retape_core::{BackwardOptions, DType, Device, Result, Tape, Tensor, Var};
@@ -188,8 +189,8 @@ fn g14_views_can_t_be_written_through() {
     assert_eq!(x.to_bytes().unwrap(), before);
 }
 
-/// G15: an eps that f16 can't hold doesn't vanish. Statistics are f32: rows of zeros stay zeros, and other rows are those of
-/// f64, to the rounding of the input and the result.
+/// G15: an eps that f16 can't hold doesn't vanish. Statistics are f32: rows of zeros stay zeros, and other rows are
+/// those of f64, to the rounding of the input and the result.
 #[test]
 fn g15_a_tiny_eps_in_f16() {
     let device = cpu();

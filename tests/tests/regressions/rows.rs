@@ -1,5 +1,6 @@
 //! Rows of large, saturated and tiny numbers. Reported in: pytorch 125674, flash-attention 1012, 1046 (a maximum and a
-//! logarithm in one number); pytorch 178123 (layer norm around 1e19); jax 6811, pytorch 31829 (log-sum-exp of nothing but
+//! logarithm in one number); pytorch 178123 (layer norm around 1e19); jax 6811, pytorch 31829 (log-sum-exp of nothing
+//! but
 //! -inf). What is right is a closed form, or f64.
 
 use retape_core::kernel::{CrossEntropySpec, LossReduction};
@@ -169,7 +170,8 @@ fn layer_norm_around_1e19() {
     assert!(of(&x)[..2].iter().all(|d| d.abs() < 1e-24), "{:?}", of(&x));
 }
 
-/// A sure and right answer costs what is left, not the rounding of the logit; a masked class without a share costs nothing.
+/// A sure and right answer costs what is left, not the rounding of the logit; a masked class without a share costs
+/// nothing.
 #[test]
 fn binary_cross_entropy_of_sure_logits() {
     let logits = [20.0, -20.0, 1e9, -1e9, -INF, 20.0];

@@ -23,7 +23,10 @@ function front(form) {
   const own = points.filter((p) => p.attention === form);
   const beaten = (p) =>
     own.some(
-      (o) => o.peak_bytes <= p.peak_bytes && o.overhead <= p.overhead && (o.peak_bytes < p.peak_bytes || o.overhead < p.overhead),
+      (o) =>
+        o.peak_bytes <= p.peak_bytes &&
+        o.overhead <= p.overhead &&
+        (o.peak_bytes < p.peak_bytes || o.overhead < p.overhead),
     );
   return own.filter((p) => !beaten(p)).sort((a, b) => a.peak_bytes - b.peak_bytes);
 }
@@ -32,7 +35,10 @@ const isOnFront = (point) => fronts[point.attention].includes(point);
 
 /** A point's mark: the shape is its kind. */
 function shape(kind, x, y, r, attributes) {
-  const polygon = (corners) => svg("polygon", { points: corners.map(([dx, dy]) => `${x + dx * r},${y + dy * r}`).join(" "), ...attributes });
+  const polygon = (corners) => {
+    const points = corners.map(([dx, dy]) => `${x + dx * r},${y + dy * r}`).join(" ");
+    return svg("polygon", { points, ...attributes });
+  };
   switch (kind) {
     case "none":
       return svg("rect", { x: x - r * 0.9, y: y - r * 0.9, width: r * 1.8, height: r * 1.8, ...attributes });
@@ -42,7 +48,10 @@ function shape(kind, x, y, r, attributes) {
     case "marks":
       return polygon([[0, -1.25], [1.25, 0], [0, 1.25], [-1.25, 0]]);
     case "peer":
-      return svg("path", { d: `M${x - r} ${y - r}L${x + r} ${y + r}M${x - r} ${y + r}L${x + r} ${y - r}`, ...attributes });
+      return svg("path", {
+        d: `M${x - r} ${y - r}L${x + r} ${y + r}M${x - r} ${y + r}L${x + r} ${y - r}`,
+        ...attributes,
+      });
     default:
       return svg("circle", { cx: x, cy: y, r, ...attributes });
   }
@@ -60,14 +69,22 @@ function placeFor(x, y, width, obstacles, frame) {
       const [dx, dy] = [Math.cos(angle), Math.sin(angle)];
       const [left, top] = [x + dx * radius + ((dx - 1) / 2) * width, y + dy * radius + ((dy - 1) / 2) * 14];
       const place = { left, top, right: left + width, bottom: top + 14 };
-      const inside = place.left >= frame.left && place.right <= frame.right && place.top >= frame.top && place.bottom <= frame.bottom;
+      const inside =
+        place.left >= frame.left &&
+        place.right <= frame.right &&
+        place.top >= frame.top &&
+        place.bottom <= frame.bottom;
       if (inside && !obstacles.some((o) => overlap(o, place) > 0)) return place;
     }
   }
   return null;
 }
 
-const chart = html("div", { class: "chart", role: "img", "aria-label": "Peak memory against overhead; the table below has the same points" });
+const chart = html("div", {
+  class: "chart",
+  role: "img",
+  "aria-label": "Peak memory against overhead; the table below has the same points",
+});
 const tip = html("div", { class: "tip", hidden: "" });
 let spots = [];
 
@@ -80,7 +97,8 @@ function render() {
   const all = [...points, ...peers];
   const unit = unitOf(Math.max(...all.map((p) => p.peak_bytes)));
   const most = (Math.max(...all.map((p) => p.peak_bytes)) / unit.size) * 1.06;
-  const overheads = [0, 4, ...points.flatMap((p) => [p.overhead, p.predicted_overhead_percent]), ...peers.map((p) => p.overhead_percent)];
+  const own = points.flatMap((p) => [p.overhead, p.predicted_overhead_percent]);
+  const overheads = [0, 4, ...own, ...peers.map((p) => p.overhead_percent)];
   const [least, top] = [Math.min(...overheads), Math.max(...overheads)];
   const margin = 0.09 * (top - least);
   const [low, high] = [least - margin, top + margin];
@@ -106,14 +124,21 @@ function render() {
       svg("text", { x: frame.left - 8, y: at + 4, "text-anchor": "end" }, tickText(value, up.step)),
     );
   }
+  const of = measured ? ` of ${clock}` : " of FLOPs (dry run)";
+  const apart = narrow ? "" : " (parameters and their gradients apart)";
   picture.append(
-    svg("text", { x: 0, y: 12 }, narrow ? "overhead, %" : `overhead over none of the same attention, %${measured ? ` of ${clock}` : " of FLOPs (dry run)"}`),
-    svg("text", { x: frame.right, y: height - 6, "text-anchor": "end" }, `peak of the step, ${unit.name}${narrow ? "" : " (parameters and their gradients apart)"}`),
+    svg("text", { x: 0, y: 12 }, narrow ? "overhead, %" : `overhead over none of the same attention, %${of}`),
+    svg(
+      "text",
+      { x: frame.right, y: height - 6, "text-anchor": "end" },
+      `peak of the step, ${unit.name}${apart}`,
+    ),
   );
 
   for (const form of FORMS.filter((f) => !hiddenForms.has(f))) {
     const line = fronts[form].map((p) => `${x(p.peak_bytes).toFixed(1)},${y(p.overhead).toFixed(1)}`).join(" ");
-    picture.append(svg("polyline", { points: line, fill: "none", stroke: `var(--${form})`, "stroke-width": 1.5, opacity: 0.55 }));
+    const style = { fill: "none", stroke: `var(--${form})`, "stroke-width": 1.5, opacity: 0.55 };
+    picture.append(svg("polyline", { points: line, ...style }));
   }
   spots = [];
   const obstacles = [];
@@ -122,8 +147,10 @@ function render() {
     const colour = `var(--${point.attention})`;
     const [px, py, predicted] = [x(point.peak_bytes), y(point.overhead), y(point.predicted_overhead_percent)];
     if (point.overhead_percent !== null) {
-      picture.append(svg("line", { x1: px, x2: px, y1: py, y2: predicted, stroke: colour, "stroke-width": 1, "stroke-dasharray": "1 3", opacity: 0.8 }));
-      picture.append(shape(point.kind, px, predicted, 3.4, { fill: "var(--paper)", stroke: colour, "stroke-width": 1.2 }));
+      const dotted = { stroke: colour, "stroke-width": 1, "stroke-dasharray": "1 3", opacity: 0.8 };
+      const hollow = { fill: "var(--paper)", stroke: colour, "stroke-width": 1.2 };
+      picture.append(svg("line", { x1: px, x2: px, y1: py, y2: predicted, ...dotted }));
+      picture.append(shape(point.kind, px, predicted, 3.4, hollow));
       obstacles.push(around(px, predicted, 4));
     }
     if (point.lossy) {
@@ -137,7 +164,10 @@ function render() {
   for (const { point, x: px, y: py } of spots) {
     const colour = `var(--${point.attention})`;
     const fill = point.overhead_percent === null ? "var(--paper)" : colour;
-    if (point === chosen) picture.append(svg("circle", { cx: px, cy: py, r: 11, fill: "none", stroke: "var(--ink)", "stroke-width": 2 }));
+    if (point === chosen) {
+      const ring = { fill: "none", stroke: "var(--ink)", "stroke-width": 2 };
+      picture.append(svg("circle", { cx: px, cy: py, r: 11, ...ring }));
+    }
     picture.append(shape(point.kind, px, py, 5, { fill, stroke: colour, "stroke-width": 1.6 }));
   }
   for (const peer of peers) {
@@ -187,7 +217,10 @@ function figures({ point, peer }) {
     ["of it replays", time(point.recompute_ms)],
     ["of it packing", time(point.quantize_ms)],
     ["gradient error", point.lossy ? showError(point.gradient_error) : "0, exact"],
-    ["of full's savings", point.share_of_full_savings_percent === null ? null : `${point.share_of_full_savings_percent.toFixed(0)} %`],
+    [
+      "of full's savings",
+      point.share_of_full_savings_percent === null ? null : `${point.share_of_full_savings_percent.toFixed(0)} %`,
+    ],
     ["budget", point.budget_bytes === null ? null : showBytes(point.budget_bytes)],
     ["loss after training", point.loss_after === null ? null : point.loss_after.toFixed(4)],
   ].filter(([, value]) => value !== null);
@@ -238,11 +271,15 @@ function legend() {
     const box = FORMS.length > 1 ? html("input", { type: "checkbox", checked: "", onchange: toggle }) : null;
     return html("label", {}, box, swatch(form), FORM_NAMES[form]);
   });
-  entries.push(html("span", {}, svg("svg", { width: 20, height: 8 }, svg("line", { x1: 0, x2: 20, y1: 4, y2: 4, stroke: ink, "stroke-width": 1.5 })), "best: none is better in both"));
+  const line = svg("line", { x1: 0, x2: 20, y1: 4, y2: 4, stroke: ink, "stroke-width": 1.5 });
+  const best = svg("svg", { width: 20, height: 8 }, line);
+  entries.push(html("span", {}, best, "best: none is better in both"));
   const kinds = Object.keys(KINDS).filter((kind) => points.some((p) => p.kind === kind));
-  entries.push(...kinds.map((kind) => html("span", {}, sample(kind, { fill: measured ? ink : "none", stroke: ink, "stroke-width": 1.3 }, 4.5), KINDS[kind])));
+  const style = { fill: measured ? ink : "none", stroke: ink, "stroke-width": 1.3 };
+  entries.push(...kinds.map((kind) => html("span", {}, sample(kind, style, 4.5), KINDS[kind])));
   if (measured) entries.push(html("span", {}, sample("preset", { fill: ink, stroke: ink }, 4.5), `measured, ${clock}`));
-  entries.push(html("span", {}, sample("preset", { fill: "var(--paper)", stroke: ink, "stroke-width": 1.3 }, measured ? 3.4 : 4.5), "predicted, FLOPs"));
+  const hollow = sample("preset", { ...style, fill: "var(--paper)" }, measured ? 3.4 : 4.5);
+  entries.push(html("span", {}, hollow, "predicted, FLOPs"));
   const errors = points.filter((p) => p.lossy && p.gradient_error).map((p) => p.gradient_error);
   const ring = { fill: "none", stroke: ink, "stroke-width": 1.3 };
   if (errors.length) {
@@ -252,15 +289,21 @@ function legend() {
       entries.push(html("span", {}, sample("preset", ring, ringOf(10 ** power)), `1e${power}`));
     }
   } else if (points.some((p) => p.lossy)) {
-    entries.push(html("span", {}, sample("preset", { ...ring, "stroke-dasharray": "2 3" }, 9), "lossy, its gradient error not computed"));
+    const dashed = sample("preset", { ...ring, "stroke-dasharray": "2 3" }, 9);
+    entries.push(html("span", {}, dashed, "lossy, its gradient error not computed"));
   }
-  if (peers.length) entries.push(html("span", {}, sample("peer", { stroke: "var(--peer)", "stroke-width": 2 }, 4.5), "another engine"));
+  if (peers.length) {
+    const cross = sample("peer", { stroke: "var(--peer)", "stroke-width": 2 }, 4.5);
+    entries.push(html("span", {}, cross, "another engine"));
+  }
   return html("div", { class: "legend" }, entries);
 }
 
 /** Every point as a row; its name chooses it. */
 function table() {
-  const order = [...points].sort((a, b) => FORMS.indexOf(a.attention) - FORMS.indexOf(b.attention) || b.peak_bytes - a.peak_bytes);
+  const order = [...points].sort(
+    (a, b) => FORMS.indexOf(a.attention) - FORMS.indexOf(b.attention) || b.peak_bytes - a.peak_bytes,
+  );
   const number = (text, wide) => html("td", { class: wide ? "number wide" : "number" }, text);
   const rows = order.map((p) =>
     html(
@@ -301,5 +344,6 @@ function table() {
     ["", "wide"],
   ].filter(Boolean);
   const cells = head.map(([text, style]) => html("th", { class: style }, text));
-  return html("div", { class: "scroll" }, html("table", {}, html("thead", {}, html("tr", {}, cells)), html("tbody", {}, rows, others)));
+  const body = html("tbody", {}, rows, others);
+  return html("div", { class: "scroll" }, html("table", {}, html("thead", {}, html("tr", {}, cells)), body));
 }

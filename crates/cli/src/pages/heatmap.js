@@ -11,7 +11,8 @@ const tableHolder = html("div");
 
 /** What the chosen point does with each value of each block. */
 function heatmap(point, room) {
-  const rows = data.rows[point.attention].map((row, i) => ({ ...row, marks: point.marks[i] })).filter((row) => row.in_blocks);
+  const all = data.rows[point.attention].map((row, i) => ({ ...row, marks: point.marks[i] }));
+  const rows = all.filter((row) => row.in_blocks);
   if (!rows.length) return null;
   const label = Math.min(250, Math.max(...rows.map((row) => row.path.length)) * 7 + 10);
   const side = room > 560 ? 70 : 0;
@@ -23,7 +24,10 @@ function heatmap(point, room) {
     picture.append(svg("text", { x: label + cell * (block + 0.5), y: 15, "text-anchor": "middle" }, String(block)));
   }
   picture.append(svg("text", { x: 0, y: 15 }, "value, by block"));
-  if (side) picture.append(svg("text", { x: label + cell * data.blocks + side, y: 15, "text-anchor": "end" }, "bytes each"));
+  if (side) {
+    const x = label + cell * data.blocks + side;
+    picture.append(svg("text", { x, y: 15, "text-anchor": "end" }, "bytes each"));
+  }
   rows.forEach((row, i) => {
     const y = top + height * i;
     picture.append(svg("text", { class: "mono", x: 0, y: y + 13 }, row.path));
@@ -52,7 +56,8 @@ function heatmap(point, room) {
 
 /** The same of what lies outside the blocks. */
 function outside(point) {
-  const rows = data.rows[point.attention].map((row, i) => ({ ...row, mark: point.marks[i] })).filter((row) => !row.in_blocks);
+  const all = data.rows[point.attention].map((row, i) => ({ ...row, mark: point.marks[i] }));
+  const rows = all.filter((row) => !row.in_blocks);
   const chip = (row) => {
     const [name, words] = MARKS[row.mark] ?? [null, ABSENT];
     const box = name ? swatch(name) : html("span", { class: "swatch", style: "border: 1px solid var(--line)" });
@@ -67,7 +72,12 @@ function showChosen() {
   const room = details.clientWidth - (window.matchMedia("(max-width: 760px)").matches ? 0 : 322);
   details.replaceChildren(
     html("h2", {}, "Marks under ", html("code", {}, chosen.label)),
-    html("p", {}, `${KINDS[chosen.kind]}, ${FORM_NAMES[chosen.attention]}. Choose another point in the picture or in the table.`),
+    html(
+      "p",
+      {},
+      `${KINDS[chosen.kind]}, ${FORM_NAMES[chosen.attention]}. ` +
+        "Choose another point in the picture or in the table.",
+    ),
     html(
       "div",
       { class: "split" },
@@ -94,7 +104,8 @@ root.append(
     {},
     `${model.layers} blocks, width ${model.dim}, ${model.batch} × ${model.seq} tokens, ${model.dtype}. ` +
       (measured
-        ? `Medians of ${points[0].repeats} rounds on ${data.frontier.device} with ${points[0].threads} threads. Left and low is better.`
+        ? `Medians of ${points[0].repeats} rounds on ${data.frontier.device} ` +
+          `with ${points[0].threads} threads. Left and low is better.`
         : data.frontier.device === "meta"
           ? "Dry runs: bytes and FLOPs, nothing computed. Left and low is better."
           : "Bytes and FLOPs, no time taken. Left and low is better."),

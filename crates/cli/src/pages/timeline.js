@@ -155,7 +155,7 @@ function render() {
 
   if (peak !== null) {
     const [px, py] = [(x(peak) + x(peak + 1)) / 2, y(stepBytes[peak])];
-    const text = narrow ? `peak ${showBytes(data.peak_bytes)}` : `peak ${showBytes(data.peak_bytes)}, ${doing(data.peak)}`;
+    const text = `peak ${showBytes(data.peak_bytes)}${narrow ? "" : `, ${doing(data.peak)}`}`;
     const wide = text.length * 3.6;
     const tx = Math.max(left + wide, Math.min(px, right - wide));
     picture.append(
@@ -188,7 +188,12 @@ function show(event, near) {
   tip.replaceChildren(
     html("div", { class: "path" }, moment.path ?? "an unnamed op"),
     html("div", {}, `${PHASES[moment.phase]}${moment.op ? `, ${moment.op}` : ""}`),
-    html("dl", {}, pair("step", showBytes(stepBytes[at])), rows.map((k) => pair(WORDS[k], showBytes(series[k][at]), k))),
+    html(
+      "dl",
+      {},
+      pair("step", showBytes(stepBytes[at])),
+      rows.map((k) => pair(WORDS[k], showBytes(series[k][at]), k)),
+    ),
   );
   placeTip(tip, chart, middle, near ?? scale.y(stepBytes[at]));
 }
@@ -255,7 +260,12 @@ function contents() {
       event.currentTarget.setAttribute("aria-expanded", open);
     };
     const cell = several
-      ? html("button", { class: "plain path", "aria-expanded": "false", onclick: toggle }, sign, `${name} ×${parts.length}`)
+      ? html(
+          "button",
+          { class: "plain path", "aria-expanded": "false", onclick: toggle },
+          sign,
+          `${name} ×${parts.length}`,
+        )
       : html("span", { class: "path" }, name);
     const bar = `width: ${(130 * group.bytes) / largest}px; background: var(--${group.kind})`;
     body.append(
@@ -282,8 +292,9 @@ root.append(
   html(
     "p",
     {},
-    `${data.attention === "flash" ? "Tiled" : "Explicit"} attention, ${data.model.layers} blocks, width ${data.model.dim}, ` +
-      `${data.model.batch} × ${data.model.seq} tokens, ${data.model.dtype}. A dry run: no numbers computed, every byte counted.`,
+    `${data.attention === "flash" ? "Tiled" : "Explicit"} attention, ${data.model.layers} blocks, ` +
+      `width ${data.model.dim}, ${data.model.batch} × ${data.model.seq} tokens, ${data.model.dtype}. ` +
+      "A dry run: no numbers computed, every byte counted.",
   ),
   html(
     "div",
@@ -295,9 +306,20 @@ root.append(
   ),
   html("div", { class: "legend" }, [...shown, ...apart].map((kind) => html("span", {}, swatch(kind), WORDS[kind]))),
   chart,
-  html("p", {}, "From left to right: each time memory is taken, given back or counted as something else. Point at it for details; the arrow keys go from op to op."),
+  html(
+    "p",
+    {},
+    "From left to right: each time memory is taken, given back or counted as something else. " +
+      "Point at it for details; the arrow keys go from op to op.",
+  ),
   html("h2", {}, "What is live at the peak"),
-  html("p", {}, peak === null ? "What was there before the step is the most." : `In ${doing(data.peak)}: what the step holds at that moment, the largest first.`),
+  html(
+    "p",
+    {},
+    peak === null
+      ? "What was there before the step is the most."
+      : `In ${doing(data.peak)}: what the step holds at that moment, the largest first.`,
+  ),
   contents(),
 );
 whenResized(render);

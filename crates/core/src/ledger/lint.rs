@@ -110,8 +110,8 @@ impl Graph {
                 0 if as_it_is => (
                     "mark-saves-nothing",
                     format!(
-                        "mark {mark} on {values} value(s) saves 0 bytes: their elements take no more bytes as they are; \
-                         leave it out, or take a smaller format"
+                        "mark {mark} on {values} value(s) saves 0 bytes: their elements take no more bytes as they \
+                         are; leave it out, or take a smaller format"
                     ),
                 ),
                 0 => (

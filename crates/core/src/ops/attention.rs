@@ -7,7 +7,7 @@
 //! dropout (mask M, factor 1/(1-p)) P becomes M P / (1-p) in o and dv, and dP becomes M (g v^T) / (1-p); D stays.
 //!
 //! m + l in one number would lose l where scores are large (docs/architecture.md, "Row statistics").
-//! m and l belong to the exact q and k, so these are read exactly: int8 is refused for them.
+//! m and l belong to the exact q and k, so these are read exactly: lossy formats are refused for them.
 
 use super::*;
 use crate::kernel::{AttentionInputs, AttentionSpec, Sequences};

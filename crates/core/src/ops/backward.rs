@@ -99,7 +99,7 @@ impl<'a> Backward<'a> {
             Tensor::uninit(self.device, &[0], DType::F32, MemoryKind::Workspace).expect("no elements take no memory")
         })
     }
-    /// Takes a tensor that `saves` declared, replayed or dequantized as its mark says.
+    /// Takes a tensor that `saves` declared, replayed or unpacked as its mark says.
     pub fn saved(&mut self, slot: Slot) -> Result<Tensor> {
         self.pass.take(slot)
     }

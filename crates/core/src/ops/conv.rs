@@ -95,7 +95,8 @@ impl OpRule for Conv2d {
         }
         if !w[0].is_multiple_of(self.groups) || w[0] == 0 || x[1] != w[1] * self.groups || x[1] == 0 {
             return Err(format!(
-                "with {} groups, x of {} channels needs a weight [O, C / groups, kh, kw] with O a multiple of the groups",
+                "with {} groups, x of {} channels needs a weight [O, C / groups, kh, kw] with O a multiple of the \
+                 groups",
                 self.groups, x[1]
             ));
         }

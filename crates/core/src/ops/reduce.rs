@@ -3,8 +3,8 @@
 //! sum: dx = g repeated. mean = sum / n: dx = g/n repeated. All others read x, and find again what else they need (see
 //! [`ReduceFn::in_grad`]) instead of saving it too. amax, amin: g goes to the largest; among equals it is split evenly,
 //! so that the gradient's sum is preserved. Which one is the largest is a matter of exact bits, so they (and the norms
-//! inf and -inf) read x exactly: int8 is refused. var: with m the mean, d sum (x_j - m)^2 / dx_i = 2 (x_i - m), as sum
-//! (x_j - m) = 0.
+//! inf and -inf) read x exactly: lossy formats are refused. var: with m the mean, d sum (x_j - m)^2 / dx_i =
+//! 2 (x_i - m), as sum (x_j - m) = 0.
 
 use super::*;
 use crate::kernel::UnaryFn;

@@ -13,7 +13,7 @@ mod record;
 mod replay;
 mod scope;
 mod settle;
-mod stats;
+pub(crate) mod stats;
 pub mod storage;
 mod sums;
 pub(crate) mod value;

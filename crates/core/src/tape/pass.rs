@@ -215,8 +215,8 @@ impl Var {
             if node.inputs.iter().any(|&i| graph.values[i].requires_grad) {
                 let (op, path) = (node.op_name(), &graph.values[node.outputs[0]].path);
                 return format!(
-                    "it depends on its leaves only through `{path}` ({op}), which has no gradient; take that value as a \
-                     constant, or use an op that has one"
+                    "it depends on its leaves only through `{path}` ({op}), which has no gradient; take that value as \
+                     a constant, or use an op that has one"
                 );
             }
             worklist.extend(node.inputs.iter().map(|&i| graph.values[i].node).filter(|&n| seen.insert(n)));

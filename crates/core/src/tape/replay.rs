@@ -1,4 +1,4 @@
-//! Reading a saved value in a pass: stored, lent by the user, dequantized, or replayed.
+//! Reading a saved value in a pass: stored, lent by the user, unpacked, or replayed.
 
 use super::audit::Fingerprint;
 use super::graph::Graph;

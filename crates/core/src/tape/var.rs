@@ -14,7 +14,7 @@ use std::fmt;
 use std::rc::Rc;
 
 /// A value on a tape: a counted handle. When the last handle of a value (and of the views of it) goes, the tape stores,
-/// quantizes, drops or frees it.
+/// packs, drops or frees it.
 ///
 /// # The last use ends a handle
 ///
@@ -287,8 +287,8 @@ impl Graph {
             "it has settled; mark it while you hold its first handle".into()
         } else if let Some(input) = self.gone_input(key).filter(|_| mark == Mark::Recompute) {
             format!(
-                "its input `{}` was freed, because it was marked {} when recorded; mark it in the statement that makes it, \
-                 or change the rule",
+                "its input `{}` was freed, because it was marked {} when recorded; mark it in the statement that makes \
+                 it, or change the rule",
                 self.values[input].path,
                 root.marking.mark.map_or("otherwise", Mark::name)
             )

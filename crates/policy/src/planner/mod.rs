@@ -215,7 +215,7 @@ impl Planner {
         Plan {
             peak_bytes: point.peak,
             saved_bytes: point.run.saved_bytes,
-            overhead_percent: 100.0 * point.run.replayed_flops as f64 / (3 * point.run.forward_flops).max(1) as f64,
+            overhead_percent: point.run.overhead_percent(),
             overhead_seconds_percent: 100.0 * point.seconds / step.max(f64::MIN_POSITIVE),
             gradient_error_bound: known.then_some(error),
             marks: marks.collect(),

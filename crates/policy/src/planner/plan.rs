@@ -187,7 +187,8 @@ impl Policy for PlanMarks {
             lint.push(Lint {
                 code: "plan-of-another-model",
                 subject: value.path.clone(),
-                message: "its op or shape isn't the planned one, so the plan's promises don't hold; plan for this model and shape"
+                message: "its op or shape isn't the planned one, so the plan's promises don't hold; plan for this \
+                          model and shape"
                     .into(),
             });
         }

@@ -17,8 +17,8 @@ fn explicit_attention(ledger: &Ledger) -> Option<Lint> {
         code: "meant-for-tiled-attention",
         subject: "flash_ffn".to_owned(),
         message: format!(
-            "this model has explicit attention (`{}`), whose quadratic values are kept; build it with tiled attention, or \
-             use selective",
+            "this model has explicit attention (`{}`), whose quadratic values are kept; build it with tiled attention, \
+             or use selective",
             softmax.path
         ),
     })

@@ -3,7 +3,8 @@
 use crate::graphs::Dice;
 use retape_core::{DType, Device, Result, Tape, Tensor, Trace, Var, meta};
 
-/// A straight-line program of `ops` ops, the last of which is a sum. What nobody uses is gone, so it may have fewer values.
+/// A straight-line program of `ops` ops, the last of which is a sum. What nobody uses is gone, so it may have fewer
+/// values.
 pub struct SmallGraph {
     device: Device,
     ops: Vec<(usize, usize, usize)>,
@@ -43,7 +44,8 @@ impl SmallGraph {
     pub fn forward(&self, tape: &Tape) -> Result<Var> {
         let mut values = vec![tape.leaf(&self.leaf)?];
         for (at, &(op, near, any)) in self.ops.iter().enumerate() {
-            // Mostly the last one, so that most values matter to the loss; at times an earlier one, which forks the graph.
+            // Mostly the last one, so that most values matter to the loss; at times an earlier one, which forks the
+            // graph.
             let back = if any < 44 { 0 } else { near };
             let x = &values[values.len() - 1 - back.min(values.len() - 1)];
             let alike = values.iter().rev().filter(|v| v.shape() == x.shape());

@@ -78,7 +78,8 @@ fn the_model_has_the_engines_peak() {
             assert_eq!(peak as u64, run.peak_bytes, "{seed}: peak at {:?}", run.peak_moment);
         }
         println!(
-            "{layers} layers, int8 {int8}: {} values, {} variables, {} rows of memory, {} rules; the engine's peak in {runs} of {runs} runs",
+            "{layers} layers, int8 {int8}: {} values, {} variables, {} rows of memory, {} rules; the engine's peak in \
+             {runs} of {runs} runs",
             model.items.len(),
             model.variables.len(),
             model.rows.len(),
@@ -87,8 +88,8 @@ fn the_model_has_the_engines_peak() {
     }
 }
 
-/// The planner against the optimum, or where `limit` ends before that is proven against the solver's bound. A row for each
-/// budget, from the smallest up.
+/// The planner against the optimum, or where `limit` ends before that is proven against the solver's bound. A row for
+/// each budget, from the smallest up.
 fn compare(layers: usize, int8: bool, budgets: u64, limit: Duration) {
     let gpt = Recorded::gpt(layers, AttentionForm::Flash);
     let trace = gpt.trace();

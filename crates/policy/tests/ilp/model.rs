@@ -1,9 +1,10 @@
 //! The rules of the engine as linear constraints on the marks of a recorded forward pass.
 //!
-//! A value that backward reads is there from its first read on, whatever its mark: until then it is there as a store, as
-//! int8, or because a chain of replays ran through it. So of all that happens in backward only the first reads matter, here
-//! called *stops*, in the order of the pass. For each value and stop, a variable tells whether the value was replayed by
-//! then. What no mark changes (handles, gradients, workspaces) is taken from the engine's log of memory.
+//! A value that backward reads is there from its first read on, whatever its mark: until then it is there as a store,
+//! as int8, or because a chain of replays ran through it. So of all that happens in backward only the first reads
+//! matter, here called *stops*, in the order of the pass. For each value and stop, a variable tells whether the value
+//! was replayed by then. What no mark changes (handles, gradients, workspaces) is taken from the engine's log of
+//! memory.
 
 use crate::graphs::Marks;
 use crate::linear::Linear;
@@ -27,7 +28,8 @@ pub enum Variable {
     Int8(usize),
     /// Item, stop: marked Recompute and replayed by then.
     Replayed(usize, usize),
-    /// Item, stop, which consumers: marked Int8 and dequantized for a replay by then, by that consumer or one before it.
+    /// Item, stop, which consumers: marked Int8 and dequantized for a replay by then, by that consumer or one before
+    /// it.
     Dequantized(usize, usize, usize),
     /// Item, how many stops have passed: kept, only replays read it, and they have yet to.
     Waits(usize, usize),
@@ -373,7 +375,8 @@ impl<'a> Model<'a> {
         stored
     }
 
-    /// In forward a value is there as long as its handle, then as its store. With all marks Recompute nothing is stored.
+    /// In forward a value is there as long as its handle, then as its store. With all marks Recompute nothing is
+    /// stored.
     fn forward_rows(&mut self, meter: &retape_core::MemoryMeter) {
         let log = Timeline::of(self.trace, meter, &self.all(Mark::Recompute));
         for item in &mut self.items {
