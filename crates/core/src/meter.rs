@@ -22,9 +22,9 @@ pub enum MemoryKind {
     Activation,
     /// Values stored in full for backward.
     Saved,
-    /// Values stored quantized for backward.
+    /// Values stored packed for backward: as int8, as bf16.
     Quantized,
-    /// Values replayed or dequantized during backward.
+    /// Values replayed or unpacked during backward.
     Recomputed,
     /// Workspace that an op declares.
     Workspace,

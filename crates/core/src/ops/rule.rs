@@ -76,13 +76,13 @@ pub enum Slot {
     Out(usize),
 }
 
-/// A declaration of `saves`: the tensor, and whether it must be the exact one (never int8), because something
+/// A declaration of `saves`: the tensor, and whether it must be the exact one (never a lossy format), because something
 /// that is kept exactly belongs to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Save {
     /// Which tensor.
     pub slot: Slot,
-    /// True where int8 is refused.
+    /// True where lossy marks are refused.
     pub exact: bool,
 }
 

@@ -10,12 +10,12 @@ pub enum Verify {
     #[default]
     Off,
     /// Fingerprint each dropped value in forward and compare its replay: [`Error::ReplayDiffers`] names the op, the path
-    /// and the first differing element. Behind an int8 value a replay differs by design; there, the replays of later
+    /// and the first differing element. Behind a lossy value a replay differs by design; there, the replays of later
     /// passes are compared with the first one's. Costs host memory and time.
     Bits,
 }
 
-/// What an int8 store does with a group that holds an infinity or a NaN.
+/// What a lossy store does with a value that its format can't hold: an infinity, a NaN, a number beyond its range.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum NonFinite {
     /// [`Error::NonFinite`], which names the value.
@@ -36,9 +36,9 @@ pub struct TapeOptions {
     pub seed: Option<u64>,
     /// Whether replays are checked.
     pub verify: Verify,
-    /// What an int8 store does with non-finite values.
+    /// What a lossy store does with a value that its format can't hold.
     pub non_finite: NonFinite,
-    /// Measure the error of each int8 store for the ledger (costs a dequantization and host time).
+    /// Measure the error of each lossy store for the ledger (costs unpacking it, and host time).
     pub measure_quantization: bool,
     /// Record time per path, see [`Stats::by_path`].
     pub profile: bool,

@@ -121,7 +121,7 @@ impl Graph {
     }
 
     /// One handle less on each of these values, in order. What is to be packed is for the caller, when all have gone: so
-    /// a weight that was cast for an op is free before the op's input is stored as int8.
+    /// a weight that was cast for an op is free before the op's input is packed.
     fn release_handles(&mut self, values: impl IntoIterator<Item = ValueKey>) -> Vec<Pending> {
         let mut handles: SmallVec<[(ValueKey, bool); 3]> = SmallVec::new();
         let mut gone = SmallVec::new();

@@ -24,19 +24,19 @@ pub struct Stats {
     pub replayed_flops: u64,
     /// Bytes that replays read and write.
     pub replayed_traffic: u64,
-    /// Bytes that quantizing and dequantizing read and write.
+    /// Bytes that packing and unpacking read and write.
     pub quantize_traffic: u64,
     /// FLOPs of forward.
     pub forward_flops: u64,
-    /// Values stored as int8.
+    /// Values stored by a format that packs: int8, bf16.
     pub quantized: u64,
-    /// Values that int8 could not hold and that stayed full ([`NonFinite::KeepFull`]).
+    /// Values that their format could not hold and that stayed full ([`NonFinite::KeepFull`]).
     pub full_precision_fallbacks: u64,
     /// Nanoseconds in kernels, of all purposes.
     pub kernel_nanos: u64,
     /// Nanoseconds of replays, their bookkeeping included.
     pub replay_nanos: u64,
-    /// Nanoseconds of quantizing and dequantizing.
+    /// Nanoseconds of packing and unpacking.
     pub quantize_nanos: u64,
     /// Paths that were replayed, with counts.
     pub replayed_paths: BTreeMap<String, u64>,
