@@ -3,7 +3,7 @@
 
 use retape_cuda_emulator::device;
 use retape_tests::accumulation::{USES, many_uses_are_rounded_once, parts_add_up};
-use retape_tests::programs::{int8_is_steady, marks_never_show};
+use retape_tests::programs::{lossy_marks_are_steady, marks_never_show};
 
 #[test]
 fn marks_handles_and_late_marks_never_show_in_the_gradients() {
@@ -11,8 +11,8 @@ fn marks_handles_and_late_marks_never_show_in_the_gradients() {
 }
 
 #[test]
-fn int8_gradients_don_t_depend_on_handles_or_passes() {
-    int8_is_steady(&device(), 40);
+fn lossy_gradients_don_t_depend_on_handles_or_passes() {
+    lossy_marks_are_steady(&device(), 40);
 }
 
 #[test]

@@ -20,14 +20,14 @@ fn scaled(x: f64, e: i32) -> f64 {
 }
 
 /// The distance of a dtype's neighbours at x.
-fn spacing(x: f64, dtype: DType) -> f64 {
+pub fn spacing(x: f64, dtype: DType) -> f64 {
     let (mantissa, least, _) = format(dtype);
     let exponent = if x == 0.0 { least } else { (x.abs().log2().floor() as i32).max(least) };
     scaled(1.0, exponent - mantissa)
 }
 
 /// Rows of `width`: of one magnitude each, from the least number to the largest, some mixed, some at an end.
-fn rows(dtype: DType, width: usize, count: usize) -> Vec<f64> {
+pub fn rows(dtype: DType, width: usize, count: usize) -> Vec<f64> {
     let (mantissa, least, most) = format(dtype);
     let largest = scaled(2.0 - scaled(1.0, -mantissa), most);
     let (low, span) = (least - mantissa, most - least + mantissa);

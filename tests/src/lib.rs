@@ -117,6 +117,12 @@ fn lay(device: &Device, shape: &[usize], values: &[f64], memory: SampleMemory, d
     }
 }
 
+/// The marks that may lose bits; groups are of 8 elements, so that small tensors have several.
+pub fn lossy_marks() -> Vec<Mark> {
+    let lossy = Mark::all().filter(|mark| mark.is_lossy());
+    lossy.map(|mark| mark.with("group", "8").unwrap_or(mark)).collect()
+}
+
 /// What one run of a sample gave.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SampleRun {

@@ -1,7 +1,7 @@
 //! Patterns and rules, against a matcher that is slow and plain: a pattern is a tree, tried in every way it can match.
 
 use crate::choices::Choices;
-use retape_core::{BlockScope, DType, Int8Spec, Mark, Policy, Role, Roles, ScopeSite, Site};
+use retape_core::{BlockScope, DType, Mark, Policy, Role, Roles, ScopeSite, Site};
 use retape_policy::{ModelShape, Rule, RuleSet, parse};
 
 /// A part of a segment.
@@ -218,8 +218,9 @@ pub fn globs(choices: &mut impl Choices) {
 
 /// Any rule, and its text.
 fn any_rule(choices: &mut impl Choices) -> Rule {
-    let group = choices.pick(&[64, 32, 1]);
-    let mark = choices.pick(&[Mark::Keep, Mark::Recompute, Mark::Int8(Int8Spec { group, ..Int8Spec::default() })]);
+    let group = choices.pick(&["64", "32", "1"]);
+    let mark = choices.pick(&Mark::all().collect::<Vec<_>>());
+    let mark = mark.with("group", group).unwrap_or(mark);
     let mut rule = Rule::new(&Pattern::any(choices).text(), mark).unwrap();
     if choices.throw(3) == 2 {
         rule = any_roles(choices).iter().fold(rule, Rule::role);

@@ -1,11 +1,11 @@
 //! Random programs with random marks, handles and scopes: the engine against itself.
 
-use crate::{gradient_bytes, random};
+use crate::{gradient_bytes, lossy_marks, random};
 use retape_core::kernel::{self, RandomStream, UnaryFn};
 use retape_core::ops::*;
 use retape_core::{
-    BackwardOptions, DType, Decision, Device, Error, Int8Spec, Mark, Origin, Policy, Result, RuleInfo, Site, Stats,
-    Tape, TapeOptions, Tensor, Var, Verify, meta,
+    BackwardOptions, DType, Decision, Device, Error, Mark, Origin, Policy, Result, RuleInfo, Site, Stats, Tape,
+    TapeOptions, Tensor, Var, Verify, meta,
 };
 use std::rc::Rc;
 
@@ -78,14 +78,15 @@ impl Dice {
 #[derive(Debug)]
 pub struct RandomMarks {
     seed: u64,
-    int8: bool,
+    lossy: Vec<Mark>,
     rules: Vec<RuleInfo>,
 }
 
 impl RandomMarks {
-    /// Marks none, keep, recompute and (with `int8`) int8.
-    pub fn new(seed: u64, int8: bool) -> RandomMarks {
-        RandomMarks { seed, int8, rules: vec![RuleInfo { name: "random".into(), origin: Origin::Preset }] }
+    /// Marks none, keep, recompute and (with `lossy`) those that may lose bits.
+    pub fn new(seed: u64, lossy: bool) -> RandomMarks {
+        let lossy = if lossy { lossy_marks() } else { Vec::new() };
+        RandomMarks { seed, lossy, rules: vec![RuleInfo { name: "random".into(), origin: Origin::Preset }] }
     }
 }
 
@@ -93,11 +94,11 @@ impl Policy for RandomMarks {
     fn mark(&self, site: &Site<'_>) -> Option<Decision> {
         let hash =
             site.path.bytes().fold(self.seed, |h, b| (h ^ b as u64).wrapping_mul(0x100_0000_01b3).rotate_left(9));
-        let mark = match Dice::new(hash ^ site.output as u64).throw(if self.int8 { 4 } else { 3 }) {
+        let mark = match Dice::new(hash ^ site.output as u64).throw(3 + self.lossy.len()) {
             0 => return None,
             1 => Mark::Keep,
             2 => Mark::Recompute,
-            _ => Mark::Int8(Int8Spec { group: 8, ..Int8Spec::default() }),
+            lossy => self.lossy[lossy - 3],
         };
         Some(Decision { mark, rule: 0 })
     }
@@ -164,8 +165,8 @@ pub struct Config {
     pub graph: u64,
     /// Random marks by this seed; none without.
     pub marks: Option<u64>,
-    /// Whether int8 is among them.
-    pub int8: bool,
+    /// Whether those that may lose bits are among them, and among the late ones.
+    pub lossy: bool,
     /// Handles held at random by this seed; 0: released as early as possible.
     pub handles: u64,
     /// Marks set late at random by this seed; 0: none.
@@ -232,7 +233,7 @@ pub fn run(device: &Device, config: Config) -> Result<Run> {
     device.meter().reset_peak();
     let mut out = Run::default();
     {
-        let policy = config.marks.map(|seed| Rc::new(RandomMarks::new(seed, config.int8)) as Rc<dyn Policy>);
+        let policy = config.marks.map(|seed| Rc::new(RandomMarks::new(seed, config.lossy)) as Rc<dyn Policy>);
         let verify = if config.verify { Verify::Bits } else { Verify::Off };
         let tape =
             Tape::with(device, TapeOptions { policy, verify, seed: Some(config.graph), ..TapeOptions::default() });
@@ -300,6 +301,7 @@ fn build(
     let (mut held_forward, mut held_backward) = (Vec::new(), Vec::new());
     let mut late = Dice::new(config.late);
     let mut handles = Dice::new(config.handles);
+    let lossy = if config.lossy { lossy_marks() } else { Vec::new() };
     let mut scope = None;
     for (k, step) in program.iter().enumerate() {
         if config.segments && k % 6 == 0 {
@@ -339,8 +341,10 @@ fn build(
                 let mark = match late.throw(40) {
                     0 => Mark::Recompute,
                     1 => Mark::Keep,
-                    2 if config.int8 => Mark::Int8(Int8Spec { group: 8, ..Int8Spec::default() }),
-                    _ => continue,
+                    other => match lossy.get(other - 2) {
+                        Some(&mark) => mark,
+                        None => continue,
+                    },
                 };
                 match v.set_mark(mark) {
                     Err(Error::MarkTooLate { .. }) => *too_late += 1,
@@ -416,15 +420,15 @@ pub fn marks_never_show(device: &Device, cases: u64) {
     assert!(too_late > 0 || cases < 20, "some late marks came too late");
 }
 
-/// Int8 among the marks: the same gradients with other handles held, and in every pass.
-pub fn int8_is_steady(device: &Device, cases: u64) {
+/// Lossy ones among the marks: the same gradients with other handles held, and in every pass.
+pub fn lossy_marks_are_steady(device: &Device, cases: u64) {
     let mut quantized = 0;
     for graph in 1..=cases {
         for segments in [false, true] {
             let config = Config {
                 graph,
                 marks: Some(graph + 77),
-                int8: true,
+                lossy: true,
                 segments,
                 verify: true,
                 passes: 2,
@@ -437,6 +441,11 @@ pub fn int8_is_steady(device: &Device, cases: u64) {
                 assert_eq!(tidy.gradients, sloppy.gradients, "{config:?}");
             }
             quantized += tidy.stats.quantized;
+        }
+        // Late marks fall on other values where other handles are held; passes are alike all the same.
+        if graph % 4 == 0 {
+            let config = Config { graph, marks: Some(graph + 78), lossy: true, late: graph + 9, ..Config::default() };
+            checked(device, Config { verify: true, passes: 2, ..config });
         }
     }
     assert!(quantized > 0);

@@ -2,12 +2,12 @@
 
 use crate::choices::{Bytes, Choices};
 use crate::programs::{Dice, RandomMarks, SinCos};
-use crate::{gradient_bytes, random};
+use crate::{gradient_bytes, lossy_marks, random};
 use retape_core::kernel::RandomStream;
 use retape_core::ops::{Op, dropout};
 use retape_core::{
-    BackwardOptions, DType, Device, Error, Int8Spec, Mark, MemoryKind, Policy, Result, ScopeGuard, Tape, TapeOptions,
-    Tensor, Var, Verify, scope,
+    BackwardOptions, DType, Device, Error, Mark, MemoryKind, Policy, Result, ScopeGuard, Tape, TapeOptions, Tensor,
+    Var, Verify, scope,
 };
 use std::rc::Rc;
 
@@ -18,7 +18,7 @@ pub enum Marks {
     None,
     /// Keep and recompute.
     Lossless,
-    /// Int8 too.
+    /// Lossy ones too.
     All,
 }
 
@@ -63,10 +63,11 @@ fn perform(
     let policy: Option<Rc<dyn Policy>> =
         (marks != Marks::None).then(|| Rc::new(RandomMarks::new(seed, marks == Marks::All)) as Rc<dyn Policy>);
     let tape = Tape::with(device, TapeOptions { policy, verify: Verify::Bits, ..TapeOptions::default() });
+    let lossy = lossy_marks();
     let mut mark = move || match late.throw(3) {
         _ if marks == Marks::None => None,
         0 => Some(Mark::Keep),
-        1 if marks == Marks::All => Some(Mark::Int8(Int8Spec { group: 8, ..Int8Spec::default() })),
+        1 if marks == Marks::All => Some(late.pick(&lossy)),
         _ => Some(Mark::Recompute),
     };
     {

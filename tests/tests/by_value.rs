@@ -17,7 +17,23 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 const INT8: Mark = Mark::Int8(Int8Spec { group: 64, rounding: retape_core::Rounding::Nearest });
-const MARKS: [Option<Mark>; 4] = [None, Some(Mark::Keep), Some(INT8), Some(Mark::Recompute)];
+
+/// No mark, and every mark.
+fn marks() -> impl Iterator<Item = Option<Mark>> {
+    [None].into_iter().chain(Mark::all().map(Some))
+}
+
+/// Marks a value in the statement of its op, by the mark's own method.
+fn marked(y: Var, mark: Option<Mark>) -> Result<Var> {
+    match mark {
+        None => Ok(y),
+        Some(Mark::Keep) => y.keep(),
+        Some(Mark::Recompute) => y.recompute(),
+        Some(INT8) => y.int8(),
+        Some(Mark::Bf16) => y.bf16(),
+        Some(other) => y.set_mark(other).map(|()| y),
+    }
+}
 
 /// Gives every value this mark.
 #[derive(Debug)]
@@ -41,7 +57,7 @@ enum Around {
 }
 
 fn surroundings() -> Vec<Around> {
-    let marks = || MARKS.into_iter().flatten();
+    let marks = || marks().flatten();
     [Around::Nothing].into_iter().chain(marks().map(Around::Policy)).chain(marks().map(Around::Scope)).collect()
 }
 
@@ -86,13 +102,11 @@ fn run(device: &Device, sample: &Sample, around: Around, mark: Option<Mark>, by_
         let outputs = first.clone().apply_all(sample.op.clone(), others.iter().cloned()).map_err(text)?;
         (outputs, Some((first, others)))
     };
-    let marks = outputs.into_iter().map(|y| match mark.filter(|_| y.dtype().is_float()) {
-        Some(Mark::Keep) => y.keep(),
-        Some(Mark::Recompute) => y.recompute(),
-        Some(INT8) => y.int8(),
-        _ => Ok(y),
+    let outputs = outputs.into_iter().map(|y| {
+        let mark = mark.filter(|_| y.dtype().is_float());
+        marked(y, mark)
     });
-    let outputs: Vec<Var> = marks.collect::<Result<_>>().map_err(text)?;
+    let outputs: Vec<Var> = outputs.collect::<Result<_>>().map_err(text)?;
     drop(held);
     let squares = outputs.into_iter().filter(|y| y.dtype().is_float()).map(|y| (&y * &y)?.add(y));
     let squares: Vec<Var> = squares.collect::<Result<_>>().map_err(text)?;
@@ -115,7 +129,7 @@ fn a_mark_in_the_statement_of_its_op_is_in_time() {
     for sample in Op::all_samples() {
         // A view's mark is that of what it views, which may be marked already, or an exact value.
         for around in surroundings() {
-            for mark in MARKS {
+            for mark in marks() {
                 let what = format!("{}, {around:?}, {mark:?}", label(&sample));
                 let (by_value, by_hand) =
                     (run(&device, &sample, around, mark, true), run(&device, &sample, around, mark, false));
@@ -151,7 +165,9 @@ fn an_op_that_fails_records_nothing() {
     let mut failed = 0;
     for sample in Op::all_samples() {
         let inputs: Vec<Tensor> = sample.inputs.iter().map(|i| sample_tensor(&device, i, DType::F32)).collect();
-        for around in [Around::Nothing, Around::Policy(INT8), Around::Policy(Mark::Recompute)] {
+        for around in
+            [Around::Nothing, Around::Policy(INT8), Around::Policy(Mark::Bf16), Around::Policy(Mark::Recompute)]
+        {
             let what = format!("{}, {around:?}", label(&sample));
             let prepare = || {
                 let tape = tape_for(&device, around);
@@ -241,7 +257,7 @@ fn failing_calls_release_and_draw_nothing() {
     assert_eq!(device.meter().live(), live - 256);
 
     let y = x.clone().exp().unwrap();
-    assert!(x.clone().int8().is_err(), "a leaf");
+    assert!(x.clone().int8().is_err() && x.clone().bf16().is_err(), "a leaf");
     y.set_mark(Mark::Keep).unwrap();
     assert_eq!(y.path(), "exp_1", "`set_mark` keeps the handle");
     let error = y.clone().reshape(&[7]).unwrap_err().to_string();
@@ -344,7 +360,7 @@ fn a_mark_on_the_result_of_several_ops_is_in_time() {
     for (name, shapes, f) in composites() {
         let mut plain: Option<Vec<Vec<u8>>> = None;
         for around in surroundings() {
-            for mark in MARKS {
+            for mark in marks() {
                 let what = format!("{name}, {around:?}, {mark:?}");
                 let tape = tape_for(&device, around);
                 let _scope = match around {
@@ -354,21 +370,18 @@ fn a_mark_on_the_result_of_several_ops_is_in_time() {
                 let tensors = shapes.iter().zip(1..).map(|(s, seed)| random(&device, s, seed, DType::F32));
                 let (leaves, inner) = operands(&tape, &tensors.collect::<Vec<_>>()).unwrap();
                 let y = f(inner).unwrap_or_else(|e| panic!("{what}: {e}"));
-                let y = match mark {
-                    Some(Mark::Keep) => y.keep(),
-                    Some(Mark::Recompute) => y.recompute(),
-                    Some(INT8) => y.int8(),
-                    _ => Ok(y),
-                };
-                let y = match y {
+                let y = match marked(y, mark) {
                     Ok(y) => y,
                     Err(Error::MarkNotAllowed { .. }) if mark != Some(Mark::Keep) => continue,
                     Err(error) => panic!("{what}: {error}"),
                 };
                 let loss = y.square().unwrap().sum().unwrap();
                 let bytes = gradient_bytes(&tape.backward(&loss).unwrap(), &leaves).unwrap();
-                let int8 = mark == Some(INT8) || matches!(around, Around::Policy(INT8) | Around::Scope(INT8));
-                if !int8 {
+                let around = match around {
+                    Around::Nothing => None,
+                    Around::Policy(mark) | Around::Scope(mark) => Some(mark),
+                };
+                if ![mark, around].into_iter().flatten().any(|mark| mark.is_lossy()) {
                     assert_eq!(bytes, *plain.get_or_insert(bytes.clone()), "{what}");
                 }
             }
@@ -382,7 +395,7 @@ fn a_mark_on_what_a_scope_returns_is_in_time() {
     let device = retape_cpu::device_with_threads(1).unwrap();
     let x = random(&device, &[8, 8], 1, DType::F32);
     for around in surroundings() {
-        for mark in MARKS {
+        for mark in marks() {
             let forward = |tape: &Tape| -> Result<Var> {
                 let scopes = match around {
                     Around::Scope(mark) => scope("outer").mark(mark),
@@ -421,9 +434,11 @@ fn a_mark_on_what_a_scope_returns_is_in_time() {
 /// The last handle of an operand takes what only it used, another operand of the same op among it.
 #[test]
 fn an_operand_that_only_another_one_read_goes_with_it() {
-    for device in [retape_cpu::device_with_threads(1).unwrap(), retape_core::meta()] {
+    let devices = [retape_cpu::device_with_threads(1).unwrap(), retape_core::meta()];
+    let lossy = || Mark::all().filter(|mark| mark.is_lossy());
+    for (device, mark) in devices.into_iter().flat_map(|device| lossy().map(move |mark| (device.clone(), mark))) {
         let before = device.meter().live();
-        let policy: Rc<dyn Policy> = Rc::new(All(INT8));
+        let policy: Rc<dyn Policy> = Rc::new(All(mark));
         let tape = Tape::with(&device, TapeOptions { policy: Some(policy), seed: Some(1), ..TapeOptions::default() });
         let x = tape.leaf(&random(&device, &[8, 8], 1, DType::F32)).unwrap();
         let a = x.scale(2.0).unwrap();

@@ -68,7 +68,8 @@ fn single_precision_agrees_with_double() {
 /// Every mark on every op's inputs and outputs.
 #[test]
 fn every_mark_on_every_op() {
-    let pairs = marks().into_iter().flat_map(|inputs| marks().map(|outputs| SampleMarks { inputs, outputs }));
+    let pairs =
+        marks().into_iter().flat_map(|inputs| marks().into_iter().map(move |outputs| SampleMarks { inputs, outputs }));
     let refused = marks_don_t_show(&retape_cpu::device(), &FLOATS, &pairs.collect::<Vec<_>>());
     assert!(refused.is_empty(), "{refused:?}");
 }

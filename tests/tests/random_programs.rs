@@ -2,7 +2,7 @@
 //! `RETAPE_CASES` sets the number of programs (the soak runs thousands).
 
 use retape_tests::fuzz::check_session;
-use retape_tests::programs::{int8_is_steady, marks_never_show};
+use retape_tests::programs::{lossy_marks_are_steady, marks_never_show};
 use retape_tests::sessions::session;
 use retape_tests::traced::traces_are_exact;
 
@@ -16,11 +16,11 @@ fn marks_handles_and_late_marks_never_show_in_the_gradients() {
 }
 
 #[test]
-fn int8_gradients_don_t_depend_on_handles_or_passes() {
-    int8_is_steady(&retape_cpu::device_with_threads(1).unwrap(), cases());
+fn lossy_gradients_don_t_depend_on_handles_or_passes() {
+    lossy_marks_are_steady(&retape_cpu::device_with_threads(1).unwrap(), cases());
 }
 
-/// Passes between any other actions: the same loss gives the same bits each time, marks without int8 the bits of none.
+/// Passes between any other actions: the same loss gives the same bits each time, lossless marks the bits of none.
 #[test]
 fn a_session_gives_each_loss_one_gradient() {
     let device = retape_cpu::device_with_threads(1).unwrap();

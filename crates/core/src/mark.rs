@@ -39,7 +39,7 @@ impl Mark {
     pub fn with(self, argument: &str, value: &str) -> Result<Mark, String> {
         match self.format() {
             Some(format) => format.with(argument, value),
-            None => Err(format!("`{}` has no argument `{argument}`", self.name())),
+            None => Err(format!("`{}` takes no arguments; leave out `{argument}`", self.name())),
         }
     }
 

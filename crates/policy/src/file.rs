@@ -102,7 +102,8 @@ fn rule(entry: Entry) -> Result<Rule, String> {
     let mark = parse_mark(&entry.mark).map_err(|e| e.to_string())?;
     let mark = entry.arguments.iter().try_fold(mark, |mark, (key, value)| {
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        mark.with(key, &text).map_err(|reason| format!("`{key}` is no key of a rule with mark = \"{mark}\": {reason}"))
+        let own = "path, role, output_of, mark, ids, op, min_bytes, max_bytes, rank, shape, max_intensity";
+        mark.with(key, &text).map_err(|reason| format!("`{key}`: {reason}; the keys of every rule are {own}"))
     })?;
     let by_role = entry.role.is_some() || entry.output_of.is_some();
     match (&entry.path, &entry.ids) {

@@ -7,14 +7,20 @@ mod graphs;
 mod small;
 
 use graphs::{Dice, Marks};
-use retape_core::{DType, Int8Spec, Mark, Tape, Tensor, Trace, Var, meta, scope};
+use retape_core::{DType, Mark, Tape, Tensor, Trace, Var, meta, scope};
 use retape_nn::{AttentionForm, Gpt, GptConfig};
-use retape_policy::{Error, LossyFormat, LossyUse, ModelShape, PRESETS, PlanCache, Planner, PlannerOptions, RuleSet};
+use retape_policy::{
+    Error, LossyFormat, LossyUse, ModelShape, PRESETS, PlanCache, Planner, PlannerOptions, Profile, RuleSet,
+};
 use small::SmallGraph;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-const INT8: Mark = Mark::Int8(Int8Spec::DEFAULT);
+/// The marks that a planner may be allowed, each alone and all together.
+fn lossy_uses() -> Vec<Vec<Mark>> {
+    let lossy: Vec<Mark> = Mark::all().filter(|mark| mark.is_lossy()).collect();
+    lossy.iter().map(|&mark| vec![mark]).chain([lossy.clone()]).collect()
+}
 
 /// Seconds of a node by the default costs, written down once more.
 fn seconds(flops: u64, traffic: u64) -> f64 {
@@ -23,17 +29,17 @@ fn seconds(flops: u64, traffic: u64) -> f64 {
 
 /// Peak and overhead in percent of every assignment of marks, the best for each peak: least peak first, overhead
 /// falling.
-fn brute_force(trace: &Trace, int8: bool) -> Vec<(u64, f64)> {
+fn brute_force(trace: &Trace, lossy: &[Mark]) -> Vec<(u64, f64)> {
     let free: Vec<_> = trace.values().iter().filter(|v| !v.exact && v.given.is_none()).collect();
     let step: f64 = 3.0 * trace.nodes().iter().map(|n| seconds(n.flops, n.traffic)).sum::<f64>();
-    let marks_of = |exactly: bool| match int8 && !exactly {
-        true => vec![Mark::Keep, Mark::Recompute, Mark::Int8(Int8Spec::default())],
-        false => vec![Mark::Keep, Mark::Recompute],
+    let marks_of = |exactly: bool| {
+        let lossy = lossy.iter().copied().filter(move |_| !exactly);
+        [Mark::Keep, Mark::Recompute].into_iter().chain(lossy)
     };
     let mut all: Vec<Vec<(u64, Mark)>> = vec![vec![]];
     for value in free {
         let extended = all.iter().flat_map(|marks| {
-            marks_of(value.read_exactly).into_iter().map(move |mark| {
+            marks_of(value.read_exactly).map(move |mark| {
                 let mut marks = marks.clone();
                 marks.push((value.id, mark));
                 marks
@@ -74,10 +80,19 @@ fn nearly_as_cheap_as_the_best_of_all_marks() {
     for seed in 0..graphs as u64 {
         let mut dice = Dice::new(seed);
         let values = if seed % 20 == 19 { 10 } else { 4 + dice.throw(4) };
-        let int8 = seed % 2 == 0;
+        // Every second graph with lossy marks, in turn; all together where there are few values.
+        let uses = lossy_uses();
+        let lossy = match seed % 2 {
+            0 if values > 5 => uses[seed as usize / 2 % (uses.len() - 1)].clone(),
+            0 => uses[seed as usize / 2 % uses.len()].clone(),
+            _ => Vec::new(),
+        };
         let graph = SmallGraph::random(seed, values);
-        let best = brute_force(&graph.trace(), int8);
-        let options = PlannerOptions { lossy: int8.then(|| LossyUse::from_iter([INT8])), ..PlannerOptions::default() };
+        let best = brute_force(&graph.trace(), &lossy);
+        let options = PlannerOptions {
+            lossy: (!lossy.is_empty()).then(|| LossyUse::from_iter(lossy)),
+            ..PlannerOptions::default()
+        };
         let planner = Planner::new(graph.trace(), options).unwrap();
         let (smallest, largest) = (best[0].0, best[best.len() - 1].0);
         missed_smallest += usize::from(planner.smallest() != smallest);
@@ -153,7 +168,7 @@ fn graphs_with_nothing_to_decide() {
         }),
     ];
     for (name, fixed, forward) in graphs {
-        for lossy in [None, Some(LossyUse::from_iter([INT8])), Some(LossyUse::from_iter([INT8, Mark::Bf16]))] {
+        for lossy in [None].into_iter().chain(lossy_uses().into_iter().map(|marks| Some(LossyUse::from_iter(marks)))) {
             let trace = Trace::record(&device, None, forward).unwrap();
             let without = trace.run(None).unwrap().peak_bytes;
             let planner = Planner::new(trace, PlannerOptions { lossy, ..PlannerOptions::default() }).unwrap();
@@ -173,10 +188,11 @@ fn graphs_with_nothing_to_decide() {
     }
 }
 
-/// A bound on the error of the gradients holds for every budget; no number, or one below nothing, allows no int8.
+/// A bound on the error of the gradients holds for every budget; no number, or one below nothing, allows no lossy mark.
 #[test]
 fn the_gradient_error_stays_within_its_bound() {
-    let (mut with_int8, mut plans) = (0, 0);
+    let (mut with_lossy, mut plans) = (0, 0);
+    let uses = lossy_uses();
     for seed in 0..cases(60) as u64 {
         let graph = SmallGraph::random(seed, 5 + seed as usize % 5);
         let trace = graph.trace();
@@ -185,43 +201,79 @@ fn the_gradient_error_stays_within_its_bound() {
         let sensitivity: BTreeMap<String, f64> =
             free.map(|v| (format!("{} {}", v.path, v.op), 1e-3 * (1 + dice.throw(5)) as f64)).collect();
         for (bound, reach) in [(Some(4e-3), 4e-3), (Some(0.0), 0.0), (Some(-1.0), 0.0), (Some(f64::NAN), 0.0)] {
-            let format = LossyFormat { mark: INT8, sensitivity: sensitivity.clone().into_iter().collect() };
-            let lossy = Some(LossyUse { formats: vec![format], max_gradient_error: bound });
+            let format = |&mark: &Mark| LossyFormat { mark, sensitivity: sensitivity.clone().into_iter().collect() };
+            let formats = uses[seed as usize % uses.len()].iter().map(format).collect();
+            let lossy = Some(LossyUse { formats, max_gradient_error: bound });
             let options = PlannerOptions { lossy, ..PlannerOptions::default() };
             let planner = Planner::new(graph.trace(), options).unwrap();
             let mut last = f64::INFINITY;
             for at in 0..=20 {
                 let budget = planner.smallest() + (planner.largest() - planner.smallest()) * at / 20;
                 let plan = planner.plan(budget).unwrap();
-                let int8 = plan.marks.iter().filter(|m| matches!(m.mark, Mark::Int8(_)));
-                let error: f64 = int8.map(|m| sensitivity[&format!("{} {}", m.path, m.op)]).sum();
+                let lossy = plan.marks.iter().filter(|m| m.mark.is_lossy());
+                let error: f64 = lossy.map(|m| sensitivity[&format!("{} {}", m.path, m.op)]).sum();
                 assert!(error <= reach * (1.0 + 1e-9), "graph {seed}: {error} over {bound:?}");
                 let promised = plan.gradient_error_bound.expect("all are measured");
                 assert!(promised.is_sign_positive() && promised >= error, "graph {seed}: {promised} for {error}");
                 assert!(plan.overhead_seconds_percent <= last, "graph {seed}: slower with {budget}");
                 last = plan.overhead_seconds_percent;
-                with_int8 += usize::from(error > 0.0);
+                with_lossy += usize::from(error > 0.0);
                 plans += 1;
             }
         }
     }
-    assert!(with_int8 > plans / 50, "{with_int8} of {plans} plans use int8");
+    assert!(with_lossy > plans / 50, "{with_lossy} of {plans} plans use lossy marks");
 }
 
-/// An error that isn't a number is as good as unknown: a bound forbids int8 there.
+/// An error that isn't a number is as good as unknown: a bound forbids lossy marks there.
 #[test]
 fn an_error_that_is_no_number_is_unknown() {
     for seed in 0..20 {
         let graph = SmallGraph::random(seed, 7);
         let trace = graph.trace();
-        let sensitivity = trace.values().iter().map(|v| (format!("{} {}", v.path, v.op), f64::NAN)).collect();
-        let formats = vec![LossyFormat { mark: INT8, sensitivity }];
+        let sensitivity = || trace.values().iter().map(|v| (format!("{} {}", v.path, v.op), f64::NAN)).collect();
+        let lossy = Mark::all().filter(|mark| mark.is_lossy());
+        let formats = lossy.map(|mark| LossyFormat { mark, sensitivity: sensitivity() }).collect();
         let lossy = Some(LossyUse { formats, max_gradient_error: Some(1.0) });
         let planner = Planner::new(graph.trace(), PlannerOptions { lossy, ..PlannerOptions::default() }).unwrap();
         for plan in planner.frontier() {
-            assert!(plan.marks.iter().all(|m| !matches!(m.mark, Mark::Int8(_))), "graph {seed}");
+            assert!(plan.marks.iter().all(|m| !m.mark.is_lossy()), "graph {seed}");
         }
     }
+}
+
+/// A plan's file gives the marks of the plan, for every format; a profile of several reads back as it is.
+#[test]
+fn plans_and_profiles_with_several_formats_read_back() {
+    let shape = ModelShape { blocks: 1 };
+    let mut seen = std::collections::BTreeSet::new();
+    let others = ["int8:group=32", "int8:group=64:rounding=stochastic"].map(|text| vec![text.parse().unwrap()]);
+    let uses: Vec<Vec<Mark>> = lossy_uses().into_iter().chain(others).collect();
+    for (seed, marks) in (0..8).flat_map(|seed| uses.iter().map(move |marks| (seed, marks.iter().copied()))) {
+        let graph = SmallGraph::random(seed, 8);
+        let lossy = Some(LossyUse::from_iter(marks));
+        let planner = Planner::new(graph.trace(), PlannerOptions { lossy, ..PlannerOptions::default() }).unwrap();
+        for plan in planner.frontier() {
+            let rules = RuleSet::from_toml(&plan.to_toml(), &shape).unwrap();
+            let marks_of = |policy: Rc<dyn retape_core::Policy>| {
+                let run = graph.trace().run(Some(policy)).unwrap();
+                (run.peak_bytes, run.saved_bytes, run.fingerprint)
+            };
+            assert_eq!(marks_of(Rc::new(rules)), marks_of(plan.policy()), "graph {seed}");
+            seen.extend(plan.marks.iter().map(|m| m.mark.text()));
+        }
+    }
+    let mut expected: Vec<String> = Mark::all().map(Mark::text).collect();
+    expected.push("int8:group=32".to_owned());
+    assert!(expected.iter().all(|text| seen.contains(text)), "{seen:?}");
+
+    let sensitivity = |error: f64| [("blocks.*.gelu gelu".to_owned(), error), ("a b".to_owned(), f64::INFINITY)];
+    let lossy = Mark::all().chain(["int8:group=32".parse().unwrap()]).filter(|mark| mark.is_lossy());
+    let sensitivity =
+        lossy.zip(1..).map(|(mark, i)| (mark.text(), sensitivity(1e-3 * f64::from(i)).into_iter().collect()));
+    let profile = Profile { model: Some("two marks".into()), sensitivity: sensitivity.collect(), ..Profile::default() };
+    assert_eq!(Profile::from_toml(&profile.to_toml()).unwrap(), profile);
+    assert!(profile.sensitivity.keys().all(|text| text.parse::<Mark>().is_ok_and(|mark| mark.text() == *text)));
 }
 
 /// Batches of many lengths under one budget: each gets the cheapest plan that fits. Those that fit without marks

@@ -132,8 +132,19 @@ fn wrong_rules() {
             format!("rule `a.*`: `{text}` does not constrain a dimension; write *, 64, <64, <=64, >64 or >=64");
         assert_eq!(dim(text), expected);
     }
-    assert_eq!(message("a.*=int4".parse()), "unknown mark `int4`; the marks are keep, recompute and int8");
-    assert_eq!(message("a.*".parse()), "rule `a.*`: has no mark; write GLOB=keep, GLOB=recompute or GLOB=int8");
+    assert_eq!(message("a.*=int4".parse()), "unknown mark `int4`; the marks are keep, recompute, int8 and bf16");
+    assert_eq!(
+        message("a.*".parse()),
+        "rule `a.*`: has no mark; write GLOB=MARK, where the marks are keep, recompute, int8 and bf16"
+    );
+    for (text, reason) in [
+        ("a=int8:group=0", "write int8:group=N with a whole number N >= 1"),
+        ("a=int8:gruop=8", "int8 takes group=N and rounding=nearest or rounding=stochastic"),
+        ("a=bf16:group=8", "`bf16` takes no arguments; leave out `group`"),
+        ("a=keep:rounding=nearest where rank=2", "`keep` takes no arguments; leave out `rounding`"),
+    ] {
+        assert_eq!(message(text.parse()), format!("rule `{text}`: {reason}"));
+    }
 }
 
 const FILE: &str = r#"
@@ -183,6 +194,26 @@ fn a_file_of_rules() {
     assert!(RuleSet::from_toml("", &SHAPE).unwrap().rules().is_empty());
 }
 
+/// Every mark in a rule's text, in a file, and in a preset's place.
+#[test]
+fn every_mark_has_its_rules() {
+    let stochastic = "int8:rounding=stochastic".parse().unwrap();
+    for mark in Mark::all().chain([stochastic]) {
+        let text = format!("blocks.*.mlp.*={} where op=gelu*, bytes>=64", mark.text());
+        let rule: Rule = text.parse().unwrap();
+        assert_eq!((rule.mark(), rule.to_string()), (mark, text));
+        let arguments = mark.format().map_or(Vec::new(), |format| format.arguments());
+        let arguments: String = arguments.iter().map(|(name, value)| format!("{name} = '{value}'\n")).collect();
+        let file = format!("[[rule]]\npath = 'blocks.*.mlp.*'\nmark = '{mark}'\n{arguments}op = 'gelu*'");
+        let file = RuleSet::from_toml(&file, &SHAPE).unwrap();
+        for (policy, what) in [(RuleSet::new([rule]), "text"), (file, "file")] {
+            let of = |path, op| mark_of(&policy, &Place::new(path).value(op, &[16, 16]));
+            assert_eq!(of("blocks.0.mlp.gelu", "gelu"), Some(mark), "{what}");
+            assert_eq!(of("blocks.0.mlp.add", "add"), None, "{what}");
+        }
+    }
+}
+
 #[test]
 fn a_policy_may_be_the_path_of_a_file() {
     let path = format!("{}/rules.toml", env!("CARGO_TARGET_TMPDIR"));
@@ -198,14 +229,17 @@ fn a_policy_may_be_the_path_of_a_file() {
 
 #[test]
 fn wrong_files() {
-    let fields = "expected one of `path`, `role`, `output_of`, `mark`, `ids`, `group`, `rounding`, `op`, `min_bytes`, \
-                  `max_bytes`, `rank`, `shape`, `max_intensity`";
+    let keys = "the keys of every rule are path, role, output_of, mark, ids, op, min_bytes, max_bytes, rank, shape, \
+                max_intensity";
     let second = |text: &str| format!("[[rule]]\npath='a'\nmark='keep'\n[[rule]]\n{text}");
     let in_second = |reason: &str| format!("[[rule]] number 2: {reason}");
     for (text, message) in [
         ("x = 1".to_owned(), "line 1: unknown field `x`, expected one of `preset`, `segments`, `rule`".to_owned()),
         ("\npreset = 3".to_owned(), "line 2: invalid type: integer `3`, expected a string".to_owned()),
-        (second("path='b'\nmark='keep'\nmin_byte=3"), in_second(&format!("unknown field `min_byte`, {fields}"))),
+        (
+            second("path='b'\nmark='keep'\nmin_byte=3"),
+            in_second(&format!("`min_byte`: `keep` takes no arguments; leave out `min_byte`; {keys}")),
+        ),
         (
             second("mark='keep'"),
             in_second("has none of `path`, `role`, `output_of` and `ids`; write the pattern of the values it is for"),
@@ -218,13 +252,20 @@ fn wrong_files() {
         (second("mark='keep'\nids=[]"), in_second("`ids` is empty; leave it out, or list numbers")),
         (
             second("path='b'\nmark='recomput'"),
-            in_second("unknown mark `recomput`; the marks are keep, recompute and int8"),
+            in_second("unknown mark `recomput`; the marks are keep, recompute, int8 and bf16"),
         ),
         (
-            second("path='b'\nmark='keep'\ngroup=32"),
-            in_second("`group` belongs to mark = \"int8\", and the mark is \"keep\""),
+            second("path='b'\nmark='bf16'\ngroup=32"),
+            in_second(&format!("`group`: `bf16` takes no arguments; leave out `group`; {keys}")),
         ),
-        (second("path='b'\nmark='int8'\ngroup=0"), in_second("`group` is 0; an int8 group has at least 1 element")),
+        (
+            second("path='b'\nmark='int8'\ngroup=0"),
+            in_second(&format!("`group`: write int8:group=N with a whole number N >= 1; {keys}")),
+        ),
+        (
+            second("path='b'\nmark='int8'\nrounding='up'"),
+            in_second(&format!("`rounding`: write int8:rounding=nearest or int8:rounding=stochastic; {keys}")),
+        ),
         (
             second("path='b/c'\nmark='keep'"),
             in_second("rule `b/c`: the pattern `b/c` contains `/`; segments are separated by `.`"),

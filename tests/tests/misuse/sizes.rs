@@ -265,12 +265,21 @@ const CALLS: &[(&str, Call)] = &[
     }),
     ("contiguous of much", |v, d| one(v.scalar.clone().expand(&d.few(Draw::size))?.contiguous())),
     ("cast of much", |v, d| one(v.scalar.clone().expand(&d.few(Draw::size))?.cast(DType::F64))),
-    ("int8", |v, d| {
+    ("marks", |v, d| {
         let y = v.x.clone().scale(2.0)?;
-        y.set_mark(Mark::Int8(Int8Spec {
-            group: d.size(),
-            rounding: if d.flag() { Rounding::Stochastic } else { Rounding::Nearest },
-        }))?;
+        let marks: Vec<Mark> = Mark::all().collect();
+        y.set_mark(match marks[(d.choices)(marks.len())] {
+            Mark::Int8(_) => Mark::Int8(Int8Spec {
+                group: d.size(),
+                rounding: if d.flag() { Rounding::Stochastic } else { Rounding::Nearest },
+            }),
+            other => other,
+        })?;
+        one(y.square())
+    }),
+    ("a cast of a mark's", |v, d| {
+        let y = v.scalar.clone().expand(&d.few(Draw::size))?.cast(DType::F64)?;
+        y.set_mark(Mark::FORMATS[(d.choices)(Mark::FORMATS.len())])?;
         one(y.square())
     }),
     ("tensor", |v, d| {

@@ -7,8 +7,8 @@
 //! by kernel and by bit.
 
 use retape_core::{
-    BackwardOptions, DType, Device, Error, Int8Spec, Mark, MemoryKind, Policy, Result, Tape, TapeOptions, Tensor, Var,
-    Verify, meta, scope,
+    BackwardOptions, DType, Device, Error, Mark, MemoryKind, Policy, Result, Tape, TapeOptions, Tensor, Var, Verify,
+    meta, scope,
 };
 use retape_nn::data::ByteText;
 use retape_nn::{AdamW, AdamWConfig, AttentionForm, Gpt, GptConfig};
@@ -16,9 +16,6 @@ use retape_policy::{ModelShape, PRESETS, Rule, RuleSet, presets::preset};
 use retape_tests::random;
 use std::cell::Cell;
 use std::rc::Rc;
-
-const MARKS: [Mark; 3] =
-    [Mark::Keep, Mark::Recompute, Mark::Int8(Int8Spec { group: 64, rounding: retape_core::Rounding::Nearest })];
 
 fn cpu() -> Device {
     retape_cpu::device_with_threads(2).unwrap()
@@ -87,7 +84,7 @@ fn c01_c06_c08_side_effects_fire_once() {
     assert_eq!((calls.get(), cache.borrow().len()), (1, 1));
 }
 
-/// C2, C3: dropout is drawn once. The same bits under every preset without int8, and the same counter afterwards.
+/// C2, C3: dropout is drawn once. The same bits under every lossless preset, and the same counter afterwards.
 #[test]
 fn c02_c03_dropout_is_the_same_under_every_preset() {
     let device = cpu();
@@ -138,7 +135,7 @@ fn c07_integers_are_kept_exactly() {
     let tape = Tape::new(&device);
     let x = tape.leaf(&random(&device, &[4, 8], 1, DType::F32)).unwrap();
     let ids = x.scale(5.0).unwrap().cast(DType::I64).unwrap();
-    for mark in [MARKS[1], MARKS[2]] {
+    for mark in Mark::all().filter(|&mark| mark != Mark::Keep) {
         let error = ids.set_mark(mark).unwrap_err();
         assert!(matches!(error, Error::MarkNotAllowed { .. }), "{error}");
     }
@@ -323,21 +320,26 @@ fn c17_keep_everything_is_no_policy() {
     }
 }
 
-/// C18: an int8 store drops the full tensor; where a handle still owns it, the lint calls the mark a loss.
+/// C18: a packed store drops the full tensor; where a handle still owns it, the lint calls the mark a loss.
 #[test]
-fn c18_int8_drops_the_full_tensor() {
-    let device = cpu();
-    let base = device.meter().live();
-    let tape = Tape::new(&device);
-    let x = tape.leaf(&random(&device, &[64, 64], 1, DType::F32)).unwrap();
-    let h = x.clone().scale(2.0).unwrap().int8().unwrap();
-    let loss = h.clone().gelu().unwrap().sum().unwrap();
-    assert!(tape.ledger().unwrap().lint.iter().any(|l| l.code == "held-by-handle"));
-    drop(h);
-    let leaf = 64 * 64 * 4;
-    let int8 = 64 * 64 + 64 * 4;
-    assert_eq!(device.meter().live() - base, leaf + int8 + 4);
-    drop(loss);
+fn c18_a_packed_store_drops_the_full_tensor() {
+    let bytes = [("int8", 64 * 64 + 64 * 4), ("bf16", 64 * 64 * 2)];
+    for mark in Mark::all().filter(|mark| mark.is_lossy()) {
+        let device = cpu();
+        let base = device.meter().live();
+        let tape = Tape::new(&device);
+        let x = tape.leaf(&random(&device, &[64, 64], 1, DType::F32)).unwrap();
+        let h = x.clone().scale(2.0).unwrap();
+        h.set_mark(mark).unwrap();
+        let loss = h.clone().gelu().unwrap().sum().unwrap();
+        assert!(tape.ledger().unwrap().lint.iter().any(|l| l.code == "held-by-handle"), "{mark}");
+        drop(h);
+        let leaf = 64 * 64 * 4;
+        let (_, packed) =
+            bytes.iter().find(|(name, _)| *name == mark.name()).expect("a new format's bytes belong here");
+        assert_eq!(device.meter().live() - base, leaf + packed + 4, "{mark}");
+        drop(loss);
+    }
 }
 
 /// C19: what the user sees is never the quantized value.
@@ -355,7 +357,7 @@ fn c19_the_user_sees_exact_values() {
         tape.backward_with(&loss, BackwardOptions::RETAIN).unwrap();
         (h.tensor().unwrap().to_bytes().unwrap(), loss.tensor().unwrap().to_bytes().unwrap())
     };
-    for mark in MARKS {
+    for mark in Mark::all() {
         assert_eq!(run(Some(mark)), run(None), "{mark}");
     }
 }

@@ -8,8 +8,8 @@ use crate::{Result, Tensor};
 /// The scale is the group's largest magnitude itself, which its dtype holds exactly, and a step is scale / 127:
 /// q = round-to-nearest-even((x / scale) 127) in [-127, 127] as bytes (u8 holding i8); with `rounding`,
 /// q = floor((x / scale) 127 + u) where u in [0, 1) is word i of the stream for element i in row-major order, so that
-/// q steps are x on average. Each operation is one in the scales' dtype: f32, and f64 for f64. A zero group has scale
-/// 0 and q 0. A group with a NaN or infinity gets scale NaN (the engine looks for it) and q 0.
+/// q steps are x on average. Each operation is one in the scales' dtype, f32, or f64 for f64; the sum with u is in f64.
+/// A zero group has scale 0 and q 0. A group with a NaN or infinity gets scale NaN (the engine looks for it) and q 0.
 #[derive(Debug, Clone, Copy)]
 pub struct Quantize<'a> {
     /// f64, f32, bf16 or f16. Rank 0 counts as one row of one element.
@@ -38,7 +38,8 @@ impl<'a> Primitive<'a> for Quantize<'a> {
 }
 
 /// out = (q (1/127)) scale, in the original's dtype and shape: finite for every finite group, exact at the largest
-/// magnitude, and within half a step of x (and the rounding of out) from the subnormal numbers to the largest.
+/// magnitude, and within half a step of x, or a step where q was rounded by chance (and the rounding of out), from the
+/// subnormal numbers to the largest.
 #[derive(Debug, Clone, Copy)]
 pub struct Dequantize<'a> {
     /// As [`Quantize`] wrote it.

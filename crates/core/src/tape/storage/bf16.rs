@@ -1,7 +1,9 @@
 //! Storing a value as bf16: the upper half of f32, rounded to nearest even.
 //!
-//! Eight bits of a significand are kept, so a stored element x is within |x| 2^-8 (half a unit in the last of 8
-//! places), and below the smallest normal number, 2^-126, within 2^-134, half the distance of subnormal ones.
+//! Eight bits of a significand are kept, so what comes back of an element x is within |x| 2^-8 of it (half a unit in
+//! the last of 8 places). Below the smallest normal number, 2^-126, it is within 2^-134, half the distance of subnormal
+//! ones.
+//! An element that rounds to 2^128 or beyond has no such number: from 3.396e38 on, where the largest is 3.390e38.
 
 use super::{PackedParts, StorageFormat};
 use crate::kernel::{self, RandomStream, ReduceFn};

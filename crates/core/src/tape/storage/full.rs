@@ -27,7 +27,7 @@ impl StorageFormat for Full {
         false
     }
 
-    /// None: it packs nothing.
+    /// None: it packs nothing, so the tape keeps the tensor itself.
     fn bytes(&self, _spec: &Spec) -> Option<u64> {
         None
     }

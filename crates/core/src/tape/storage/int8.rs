@@ -14,8 +14,8 @@ use smallvec::smallvec;
 
 /// How a value is stored as int8: symmetric, one scale per `group` consecutive elements of the last dimension. The
 /// scale is their largest magnitude: f32, and f64 for f64. Bytes: one per element and four (eight) per group, 1.0625
-/// per element at 64. A stored element is within half a step of the true one; a step is the scale / 127. See
-/// [`Quantize`](crate::kernel::Quantize).
+/// per element at 64. A stored element is within half a step of the true one, or a whole one where it is rounded
+/// stochastically; a step is the scale / 127. See [`Quantize`](crate::kernel::Quantize).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 pub struct Int8Spec {
     /// Elements per scale, at least 1.
@@ -74,6 +74,7 @@ impl StorageFormat for Int8Spec {
         true
     }
 
+    /// The group is said with any other argument.
     fn arguments(&self) -> Vec<(&'static str, String)> {
         let mut arguments = Vec::new();
         if *self != Int8Spec::DEFAULT {

@@ -1,5 +1,5 @@
 //! Ways of storing a saved value: a file each, which says all about it. The tape, the ledger, the planner, rules, files
-//! and pages know [`StorageFormat`] and [`Mark::FORMATS`] only.
+//! and pages know [`StorageFormat`] and [`Mark::FORMATS`] only. `docs/adding-a-storage-format.md` says how to add one.
 
 mod bf16;
 mod full;
@@ -61,14 +61,14 @@ pub trait StorageFormat: Debug {
     /// replayed from it counts as tainted.
     fn is_lossy(&self) -> bool;
 
-    /// Arguments that differ from the usual ones, as rules and files write them: `("group", "32")`.
+    /// Arguments as rules and files write them, `("group", "32")`; none where all are the usual ones.
     fn arguments(&self) -> Vec<(&'static str, String)> {
         Vec::new()
     }
 
     /// The mark with another argument, or what would be right.
     fn with(&self, argument: &str, _value: &str) -> Result<Mark, String> {
-        Err(format!("`{}` has no argument `{argument}`", self.name()))
+        Err(format!("`{}` takes no arguments; leave out `{argument}`", self.name()))
     }
 
     /// Why a value can't be stored with these arguments, where none can.
@@ -81,8 +81,8 @@ pub trait StorageFormat: Debug {
         None
     }
 
-    /// The bytes that it takes of a value; `None` where it would not take fewer for each element than the value itself
-    /// does: then the value is stored as it is.
+    /// The bytes that it takes of a value: those of the tensors that [`pack`](StorageFormat::pack) makes. `None` where
+    /// the value is stored as it is, because the format packs nothing, or no element would take fewer bytes.
     fn bytes(&self, spec: &Spec) -> Option<u64>;
 
     /// Stores a tensor. `stream` is there for a format with [`randomness`](StorageFormat::randomness).
@@ -115,7 +115,8 @@ impl Packed {
     /// Stores a tensor as its mark says.
     ///
     /// # Errors
-    /// [`Error::NonFinite`], [`Error::MarkNotAllowed`] and [`Error::Unseeded`]; the caller names the value.
+    /// [`Error::NonFinite`], [`Error::MarkNotAllowed`] and [`Error::Unseeded`], to which the caller adds the value's
+    /// names; and those of allocating and of kernels.
     pub fn new(mark: Mark, exec: &Exec<'_>, tensor: &Tensor, stream: Option<RandomStream>) -> Result<Packed> {
         let format = mark.format().unwrap_or(&Full);
         format.check().map_err(|reason| {
