@@ -21,10 +21,12 @@ pub fn marks() -> Vec<Option<Mark>> {
     [None].into_iter().chain(Mark::all().map(Some)).collect()
 }
 
-/// Whether the mark may change bits of a sample in this dtype: not where it stores values of 16 bits as they are.
+/// Whether the mark may change bits of a sample in this dtype: not where it stores all inputs and outputs as they are.
 fn loses_bits(mark: Mark, sample: &Sample, dtype: DType) -> bool {
-    let changes_dtype = matches!(sample.op, Op::Cast(_));
-    mark.is_lossy() && (changes_dtype || mark.bytes(&Spec::new(&[1][..], dtype)).is_some())
+    let mut specs: Vec<Spec> = sample.inputs.iter().map(|i| Spec::of(&sample_tensor(&meta(), i, dtype))).collect();
+    let outputs = sample.op.rule().infer(&specs).expect("a sample is valid");
+    specs.extend(outputs.into_iter().map(|output| output.spec));
+    mark.is_lossy() && specs.iter().any(|spec| spec.dtype.is_float() && mark.bytes(spec).is_some())
 }
 
 /// The op and its sample, for messages.

@@ -65,7 +65,7 @@ proptest! {
     #[test]
     fn any_text_is_taken_or_an_error(
         text in "\\PC{0,40}",
-        toml in "(preset|rule|path|mark|=|'|\\[|\\]|\n|int8|keep|a|[0-9]| ){0,30}",
+        toml in "(preset|rule|path|mark|=|'|\\[|\\]|\n|int8|bf16|keep|a|[0-9]| ){0,30}",
     ) {
         patterns::texts(&text);
         patterns::texts(&toml);
