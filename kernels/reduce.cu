@@ -395,8 +395,8 @@ struct ReduceGrad {
     int32_t kind, padding;
 };
 
-// The derivatives are listed at `Reduce` in crates/core/src/kernel.rs; y is x reduced by `Reduce::in_grad`. One
-// thread an element.
+// The derivatives are listed at `ReduceFn` in crates/core/src/kernel/reduce.rs; y is x reduced by
+// `ReduceFn::in_grad`. One thread an element.
 template <class C>
 DEVICE C reduce_derivative(const ReduceGrad& p, int64_t i) {
     const C x = load<C>(p.x, p.x.offset(i)), y = load<C>(p.y, p.y.offset(i)), g = load<C>(p.g, p.g.offset(i));

@@ -62,7 +62,12 @@ fn block_of(path: &str) -> Option<usize> {
 
 /// A mark as the letter that it begins with. A lossy mark that a reader doesn't allow is as good as `exact`.
 fn letter(entry: &LedgerEntry) -> char {
-    let mark = if entry.is_skipped() { EntryMark::Exact } else { entry.mark };
+    let mark = match entry.mark {
+        _ if entry.is_skipped() => EntryMark::Exact,
+        // Stored as it is.
+        EntryMark::Mark(mark) if mark.is_lossy() && entry.packed_as().is_none() => EntryMark::Mark(Mark::Keep),
+        mark => mark,
+    };
     first(mark.name())
 }
 
@@ -70,10 +75,13 @@ fn first(name: &str) -> char {
     name.chars().next().unwrap_or('n')
 }
 
+/// Colours of lossy formats in page.css.
+const COLOURS: usize = 3;
+
 /// The formats that change numbers, as the page draws them: by letter, a colour's name and what to say.
 fn lossy_marks() -> BTreeMap<char, (String, &'static str)> {
     let formats = Mark::FORMATS.iter().filter_map(Mark::format).filter(|format| format.is_lossy());
-    formats.enumerate().map(|(i, f)| (first(f.name()), (format!("lossy-{i}"), f.about()))).collect()
+    formats.enumerate().map(|(i, f)| (first(f.name()), (format!("lossy-{}", i % COLOURS), f.about()))).collect()
 }
 
 /// The rows of all points of one form of attention, in recording order, with each point's letters.

@@ -27,6 +27,8 @@ pub struct Planning<'a> {
     pub measure_costs: bool,
     /// What was measured or loaded.
     pub profile: Option<Profile>,
+    /// The marks of which the loaded file has errors: none where it has none.
+    loaded: Vec<Mark>,
     /// The last planner, and what it is for.
     planner: Option<(String, Rc<Planner>)>,
     /// The model on the device, with its gradients under the user's marks alone, and which these are.
@@ -36,7 +38,7 @@ pub struct Planning<'a> {
 impl<'a> Planning<'a> {
     /// For the model of a dry run.
     pub fn new(dry: &'a MetaModel, common: &'a Common) -> Planning<'a> {
-        Planning { dry, common, measure_costs: false, profile: None, planner: None, measured: None }
+        Planning { dry, common, measure_costs: false, profile: None, loaded: Vec::new(), planner: None, measured: None }
     }
 
     /// What was asked for, for this model.
@@ -72,7 +74,8 @@ impl<'a> Planning<'a> {
                 return Ok(planned(plan));
             }
             // A little more than what was measured, so that the next is below.
-            for errors in sensitivity.values_mut() {
+            let used = |text: &str| plan.marks.iter().any(|planned| planned.mark.text() == text);
+            for (_, errors) in sensitivity.iter_mut().filter(|(mark, _)| used(mark)) {
                 *errors = errors.calibrated(estimate, 1.1 * measured);
             }
             planner = Rc::new(self.new_planner(spec, budget, sensitivity.clone())?);
@@ -131,6 +134,7 @@ impl<'a> Planning<'a> {
             {
                 report::note(&format!("note: {} was measured of {of}; this is {model}", file.display()));
             }
+            self.loaded = profile.sensitivity.keys().filter_map(|text| text.parse().ok()).collect();
             self.profile = Some(Profile { model: Some(profile.model.clone().unwrap_or(model)), ..profile });
         }
         if budget.max_gradient_error.is_some_and(|e| e > 0.0) {
@@ -144,19 +148,16 @@ impl<'a> Planning<'a> {
     /// Measures what a lossy mark adds to the gradients, where nobody has. A profile file that has errors says which
     /// formats are used.
     fn measure_error(&mut self, spec: &PolicySpec, mark: Mark) -> Result<()> {
-        let known = self.profile.as_ref().map_or_else(Default::default, |p| p.sensitivity.clone());
-        if known.contains_key(&mark.text()) {
+        if self.profile.as_ref().is_some_and(|profile| profile.sensitivity.contains_key(&mark.text())) {
             return Ok(());
         }
-        if let (Some(file), false) = (&spec.profile, known.is_empty()) {
-            let others: Vec<Mark> = known.keys().filter_map(|text| text.parse().ok()).collect();
-            let Some(other) = others.iter().find(|other| other.name() == mark.name()) else { return Ok(()) };
-            return Err(Failure::usage(format!(
-                "--profile {}: its errors are of {}, not of {}; take the same, for int8 by --int8-group N",
-                file.display(),
-                other.text(),
-                mark.text()
-            )));
+        if let (Some(file), false) = (&spec.profile, self.loaded.is_empty()) {
+            let Some(other) = self.loaded.iter().find(|other| other.name() == mark.name()) else { return Ok(()) };
+            let remedy = match other {
+                Mark::Int8(int8) => format!("int8 in groups of {0}; take --int8-group {0}", int8.group),
+                other => other.text(),
+            };
+            return Err(Failure::usage(format!("--profile {}: its errors are of {remedy}", file.display())));
         }
         let trace = self.trace(spec)?;
         let sensitivity = self.subject(spec)?.0.sensitivity(&trace, mark)?;

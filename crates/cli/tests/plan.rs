@@ -98,7 +98,7 @@ fn a_profile_is_saved_and_loaded() {
     let plan = ["plan", "--json", "--budget", "50%", "--max-gradient-error", "0.05"];
     let measured = one(&[&plan[..], &["--measure", "--save-profile", file]].concat());
     let text = fs::read_to_string(file).unwrap();
-    assert!(text.contains("[costs.seconds]") && text.contains("[sensitivity]"), "{text}");
+    assert!(text.contains("[costs.seconds]") && text.contains("[sensitivity.int8]"), "{text}");
     let loaded = one(&[&plan[..], &["--profile", file]].concat());
     assert_eq!(measured["marks"], loaded["marks"]);
     let other = [&plan[..], &["--profile", file, "--int8-group", "16"]].concat();
@@ -106,6 +106,13 @@ fn a_profile_is_saved_and_loaded() {
     // Without a device that computes, too.
     let meta = one(&[&plan[..], &["--profile", file, "--device", "meta"]].concat());
     assert_eq!(measured["marks"], meta["marks"]);
+    // Of a file without errors all formats are measured.
+    let costs = dir.path().join("costs.toml");
+    let costs = costs.to_str().unwrap();
+    one(&["plan", "--json", "--budget", "50%", "--measure", "--save-profile", costs]);
+    one(&[&plan[..], &["--profile", costs, "--save-profile", file]].concat());
+    let text = fs::read_to_string(file).unwrap();
+    assert!(text.contains("[sensitivity.int8]") && text.contains("[sensitivity.bf16]"), "{text}");
 }
 
 #[test]

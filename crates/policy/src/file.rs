@@ -3,8 +3,8 @@
 use crate::presets::{self, ModelShape};
 use crate::rule::parse_role;
 use crate::{Error, Result, Rule, RuleSet, parse_bytes, parse_mark};
-use retape_core::Origin;
 use retape_core::glob::Glob;
+use retape_core::{Mark, Origin};
 use serde::Deserialize;
 
 /// A file. Its rules stay tables at first, so that an error in one can say which it is.
@@ -99,7 +99,8 @@ impl RuleSet {
 
 /// The rule that an entry describes, or what is wrong with it.
 fn rule(entry: Entry) -> Result<Rule, String> {
-    let mark = parse_mark(&entry.mark).map_err(|e| e.to_string())?;
+    let name = entry.mark.split(':').next().unwrap_or_default();
+    let mark = parse_mark(name).map_err(|e| e.to_string()).and(entry.mark.parse::<Mark>())?;
     let mark = entry.arguments.iter().try_fold(mark, |mark, (key, value)| {
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let own = "path, role, output_of, mark, ids, op, min_bytes, max_bytes, rank, shape, max_intensity";

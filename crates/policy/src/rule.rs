@@ -183,9 +183,9 @@ impl FromStr for Rule {
         };
         let (pattern, mark) = split_mark(head)
             .ok_or_else(|| wrong(&format!("has no mark; write GLOB=MARK, where the marks are {}", mark_names())))?;
-        let mark = match mark.contains(':') {
-            true => mark.parse().map_err(|reason: String| wrong(&reason))?,
-            false => parse_mark(mark)?,
+        let mark = match mark.split_once(':') {
+            Some((name, _)) => parse_mark(name).and(mark.parse().map_err(|reason: String| wrong(&reason)))?,
+            None => parse_mark(mark)?,
         };
         let rule = Rule::new(pattern, mark)?;
         outside_brackets(predicates.unwrap_or_default()).try_fold(rule, Rule::with_predicate)
@@ -194,11 +194,13 @@ impl FromStr for Rule {
 
 /// The pattern and the mark of a rule. Arguments of a mark hold `=`, too: `GLOB=int8:group=32`.
 fn split_mark(head: &str) -> Option<(&str, &str)> {
-    let with_arguments = Mark::all().filter_map(|mark| {
-        let (pattern, arguments) = head.rsplit_once(&format!("={mark}:"))?;
-        Some((pattern, &head[head.len() - arguments.len() - mark.name().len() - 1..]))
-    });
-    with_arguments.max_by_key(|(pattern, _)| pattern.len()).or_else(|| head.rsplit_once('='))
+    let (mut pattern, _) = head.rsplit_once('=')?;
+    while let Some((before, _)) = pattern.rsplit_once(':')
+        && let Some((earlier, _)) = before.rsplit_once('=')
+    {
+        pattern = earlier;
+    }
+    Some((pattern, &head[pattern.len() + 1..]))
 }
 
 /// What stands between commas that no bracket or brace is around.

@@ -276,6 +276,20 @@ fn plans_and_profiles_with_several_formats_read_back() {
     assert!(profile.sensitivity.keys().all(|text| text.parse::<Mark>().is_ok_and(|mark| mark.text() == *text)));
 }
 
+/// A profile of the first form had errors of int8 alone.
+#[test]
+fn a_profile_of_the_first_form_reads() {
+    let profile = Profile::from_toml("int8_group = 16\n[sensitivity]\n\"a gelu\" = 0.5\n\"b gelu\" = \"inf\"").unwrap();
+    let errors: Vec<(&str, f64)> = profile.sensitivity["int8:group=16"].iter().collect();
+    assert_eq!(errors, [("a gelu", 0.5), ("b gelu", f64::INFINITY)]);
+    let again = Profile::from_toml(&profile.to_toml()).unwrap();
+    assert_eq!(again, profile);
+    // A mark written in another way is the same; what is no lossy mark has no errors.
+    let usual = Profile::from_toml("[sensitivity.\"int8:group=64\"]\n\"a gelu\" = 0.5").unwrap();
+    assert_eq!(usual.sensitivity.keys().collect::<Vec<_>>(), ["int8"]);
+    assert!(Profile::from_toml("[sensitivity.keep]\n\"a gelu\" = 0.5").is_err());
+}
+
 /// Batches of many lengths under one budget: each gets the cheapest plan that fits. Those that fit without marks
 /// recompute nothing; none is slower than under the plan for the longest.
 #[test]

@@ -68,7 +68,7 @@ impl Tape {
         self.check_rules(&Rules::of(policy.as_deref(), uses))
     }
 
-    fn check_rules(&self, rules: &Rules) -> Result<()> {
+    fn check_rules(&self, rules: &Rules<'_>) -> Result<()> {
         let unused = rules.infos.iter().zip(&rules.uses).find(|(r, n)| r.origin == Origin::User && **n == 0);
         if let Some((rule, _)) = unused {
             return Err(Error::RuleMatchedNothing { rule: rule.name.clone() });
@@ -105,16 +105,16 @@ impl Tape {
 }
 
 /// What the rules of a tape's policy are, asked once and outside any borrow of the graph, and how often each decided.
-pub(super) struct Rules {
-    infos: Vec<RuleInfo>,
-    pub(super) presets: Vec<PresetInfo>,
+pub(super) struct Rules<'a> {
+    infos: &'a [RuleInfo],
+    pub(super) presets: &'a [PresetInfo],
     uses: Vec<u64>,
 }
 
-impl Rules {
-    fn of(policy: Option<&dyn Policy>, uses: Vec<u64>) -> Rules {
-        let infos = policy.map_or(Vec::new(), |policy| policy.rules().to_vec());
-        let presets = policy.map_or(Vec::new(), |policy| policy.presets().to_vec());
+impl<'a> Rules<'a> {
+    fn of(policy: Option<&'a dyn Policy>, uses: Vec<u64>) -> Rules<'a> {
+        let infos = policy.map_or(&[][..], |policy| policy.rules());
+        let presets = policy.map_or(&[][..], |policy| policy.presets());
         Rules { infos, presets, uses }
     }
 
@@ -244,7 +244,7 @@ impl Graph {
         readers
     }
 
-    fn ledger_entries(&self, rules: &Rules) -> Vec<LedgerEntry> {
+    fn ledger_entries(&self, rules: &Rules<'_>) -> Vec<LedgerEntry> {
         let (mut readers, costs, by_tape_alone) =
             (self.readers(), self.replay_costs(), self.leaves_held_by_tape_alone());
         let (mut entries, mut sources) = (Vec::new(), SecondaryMap::new());
@@ -267,7 +267,7 @@ impl Graph {
     }
 
     /// A root's entry, without what it is read by and replayed from.
-    fn entry(&self, key: ValueKey, rules: &Rules, cost: Option<&ReplayCost>) -> LedgerEntry {
+    fn entry(&self, key: ValueKey, rules: &Rules<'_>, cost: Option<&ReplayCost>) -> LedgerEntry {
         let (v, root) = (&self.values[key], &self.roots[key]);
         let exact = root.is_kept_exactly();
         let mark = root.marking.mark.map_or(EntryMark::Unmarked, EntryMark::Mark);

@@ -8,7 +8,7 @@ use crate::tape::value::{Exactness, Fate, Stored, ValueKey};
 use crate::{Mark, Policy};
 use std::collections::BTreeMap;
 
-impl Rules {
+impl Rules<'_> {
     /// Presets, and rules of presets, that decided for nothing.
     fn lint(&self) -> Vec<Lint> {
         let mut lint = Vec::new();
@@ -59,7 +59,7 @@ impl Graph {
     }
 
     /// What there is to know of marks, rules and presets, but for what they cover of exact values.
-    pub(super) fn lint_marks(&self, rules: &Rules) -> Vec<Lint> {
+    pub(super) fn lint_marks(&self, rules: &Rules<'_>) -> Vec<Lint> {
         let mut lint = rules.lint();
         self.lint_savings(rules, &mut lint);
         self.lint_replays(&mut lint);
@@ -82,7 +82,7 @@ impl Graph {
     }
 
     /// Marks that save nothing, or cost memory: by rule where a rule set them, by value where the user did.
-    fn lint_savings(&self, rules: &Rules, lint: &mut Vec<Lint>) {
+    fn lint_savings(&self, rules: &Rules<'_>, lint: &mut Vec<Lint>) {
         let mut saved: BTreeMap<(String, &'static str, bool), (i64, u64)> = BTreeMap::new();
         for key in self.roots_in_order() {
             let (v, root) = (&self.values[key], &self.roots[key]);
@@ -154,7 +154,7 @@ impl Graph {
     }
 
     /// A policy that marks values and saves nothing in all.
-    fn lint_total(&self, rules: &Rules, lint: &mut Vec<Lint>) {
+    fn lint_total(&self, rules: &Rules<'_>, lint: &mut Vec<Lint>) {
         let (mut marks, mut with, mut without) = (0, 0, 0);
         for key in self.roots_in_order().filter(|&key| !self.nodes[self.values[key].node].is_leaf()) {
             let (bytes, root) = (self.values[key].spec.bytes(), &self.roots[key]);

@@ -138,16 +138,20 @@ impl LedgerEntry {
         dropped && self.stored_bytes == 0
     }
 
+    fn spec(&self) -> Spec {
+        Spec::new(self.shape.clone(), self.dtype)
+    }
+
     /// Whether it is kept in full against its mark, because an op reads it exactly.
     pub fn is_skipped(&self) -> bool {
-        let spec = Spec::new(self.shape.clone(), self.dtype);
-        matches!(self.mark, EntryMark::Mark(mark) if mark.packs(&spec) && self.packed_as().is_none())
+        let packs = |mark: Mark| mark.is_lossy() && mark.packs(&self.spec());
+        matches!(self.mark, EntryMark::Mark(mark) if packs(mark) && self.packed_as().is_none())
     }
 
     /// The mark by whose format fewer bytes are stored of it than it has.
     pub fn packed_as(&self) -> Option<Mark> {
         match self.mark {
-            EntryMark::Mark(mark) if mark.is_lossy() && self.stored_bytes < self.bytes => Some(mark),
+            EntryMark::Mark(mark) if mark.packs(&self.spec()) && self.stored_bytes < self.bytes => Some(mark),
             _ => None,
         }
     }

@@ -9,7 +9,7 @@ pub enum Verify {
     /// No.
     #[default]
     Off,
-    /// Fingerprint each dropped value in forward and compare its replay: [`Error::ReplayDiffers`] names the op, the
+    /// Fingerprint each dropped value in forward and compare its replay: [`Error::ReplayDiffers`](crate::Error::ReplayDiffers) names the op, the
     /// path and the first differing element. Behind a lossy value a replay differs by design; there, the replays of
     /// later passes are compared with the first one's. Costs host memory and time.
     Bits,
@@ -18,10 +18,10 @@ pub enum Verify {
 /// What a store does with a number that its format can't hold: an infinity, a NaN, or one beyond its range.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum NonFinite {
-    /// [`Error::NonFinite`], which names the value.
+    /// [`Error::NonFinite`](crate::Error::NonFinite), which names the value.
     #[default]
     Error,
-    /// Keep the value in full precision and count it in [`Stats::full_precision_fallbacks`]. Such a value is outside
+    /// Keep the value in full precision and count it in [`Stats::full_precision_fallbacks`](crate::Stats::full_precision_fallbacks). Such a value is outside
     /// the promise that a dry run predicts the peak.
     KeepFull,
 }
@@ -40,7 +40,7 @@ pub struct TapeOptions {
     pub non_finite: NonFinite,
     /// Measure the error of each lossy store for the ledger (costs an unpacking and host time).
     pub measure_quantization: bool,
-    /// Record time per path, see [`Stats::by_path`].
+    /// Record time per path, see [`Stats::by_path`](crate::Stats::by_path).
     pub profile: bool,
 }
 
@@ -57,7 +57,7 @@ pub struct BackwardOptions {
     pub create_graph: bool,
     /// Makes every gradient `scale` times as large: backward starts at `scale` instead of 1, rounded to the loss's
     /// dtype. For losses whose gradients are too small for the dtype of what lies before; whoever takes the gradients
-    /// divides by it. It takes no memory more. Where gradients are given it has no part.
+    /// divides by it. It takes no memory more. [`backward_from`](crate::Tape::backward_from) refuses any but 1.
     pub scale: f64,
 }
 

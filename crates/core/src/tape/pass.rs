@@ -116,6 +116,10 @@ impl Tape {
         if let (true, Some((v, _))) = (options.create_graph, seeds.first()) {
             return Err(v.second_order());
         }
+        if options.scale != 1.0 {
+            let reason = format!("gradients that are given aren't scaled, and the options ask for {}", options.scale);
+            return Err(Error::tensor("backward_from", reason));
+        }
         let device = self.device();
         let on_tape = |g: &Tensor| match device.computes() {
             true => Ok(g.clone()),

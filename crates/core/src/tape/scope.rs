@@ -294,7 +294,8 @@ impl Var {
     }
 }
 
-/// An open scope of a tape; it closes when dropped.
+/// An open scope of a tape; it closes when dropped. In a policy or a rule of the same tape it stays open until the scope
+/// around it closes.
 #[derive(Debug)]
 #[must_use = "a scope closes when dropped; bind it to a variable"]
 pub struct ScopeGuard {
@@ -362,7 +363,8 @@ impl Tape {
         let marked = self.marks_outside(policy.as_deref(), moved);
         let mut graph = self.graph();
         for (key, marking) in marked {
-            graph.remark(key, marking);
+            marking.into_iter().for_each(|marking| graph.remark(key, marking));
+            graph.values.get_mut(key).into_iter().for_each(|value| value.path = path.clone());
         }
     }
 
@@ -374,14 +376,14 @@ impl Tape {
             let marking = candidate.map(|candidate| scopes.marking(policy, scopes.level(), &candidate));
             drop(scopes);
             self.0.scopes.borrow_mut().note(key);
-            marked.extend(marking.map(|marking| (key, marking)));
+            marked.push((key, marking));
         }
         marked
     }
 }
 
-/// A value and what marks it from here on.
-type Remark = (ValueKey, Marking);
+/// A value and what marks it from here on, where that may change.
+type Remark = (ValueKey, Option<Marking>);
 
 impl Graph {
     /// Moves the values that outlive a scope to the one around it, and lists them; with what policies see of those
@@ -395,7 +397,6 @@ impl Graph {
             }
             self.move_forward_time(key, path);
             let value = &mut self.values[key];
-            value.path = path.clone();
             value.place = Place {
                 roles: around.place.roles,
                 output_of: value.place.output_of.and(frame.role),
@@ -403,7 +404,8 @@ impl Graph {
             };
             let open = self.outlive_root(key, frame.is_segment, around.segment);
             let value = &self.values[key];
-            moved.push((key, open.then(|| Candidate::of(value, &self.nodes[value.node]))));
+            let candidate = || Candidate { path: path.clone(), ..Candidate::of(value, &self.nodes[value.node]) };
+            moved.push((key, open.then(candidate)));
         }
         moved
     }

@@ -359,7 +359,8 @@ impl Graph {
             return Some((key, mark, true));
         }
         let by_user = root.marking.source == MarkSource::Value && root.exactness == Exactness::Free;
-        let mark = root.marking.mark.filter(|mark| by_user && mark.packs(&self.values[key].spec));
+        let packs = |mark: &Mark| mark.is_lossy() && mark.packs(&self.values[key].spec);
+        let mark = root.marking.mark.filter(|mark| by_user && packs(mark));
         mark.map(|mark| (key, mark, false))
     }
 }

@@ -30,7 +30,7 @@ pub struct Stats {
     pub forward_flops: u64,
     /// Values that were packed, by any format.
     pub quantized: u64,
-    /// Values that a format could not hold and that stayed full ([`NonFinite::KeepFull`]).
+    /// Values that a format could not hold and that stayed full ([`NonFinite::KeepFull`](crate::NonFinite::KeepFull)).
     pub full_precision_fallbacks: u64,
     /// Nanoseconds in kernels, of all purposes.
     pub kernel_nanos: u64,

@@ -82,7 +82,7 @@ pub(crate) enum Stored {
     Dropped,
 }
 
-/// Which values no mark may change.
+/// How exact a value must stay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exactness {
     /// Any mark may.
@@ -189,7 +189,9 @@ impl Root {
         match self.marking.mark {
             _ if self.is_kept_exactly() => Fate::Full,
             Some(Mark::Recompute) => Fate::Dropped,
-            Some(mark) if mark.packs(spec) && self.exactness == Exactness::Free => Fate::Packed(mark),
+            Some(mark) if mark.packs(spec) && !(mark.is_lossy() && self.exactness == Exactness::ReadExactly) => {
+                Fate::Packed(mark)
+            }
             Some(_) => Fate::Full,
             None if self.ever_read => Fate::Full,
             None => Fate::Dropped,

@@ -251,7 +251,8 @@ impl Var {
         };
         counter.set(taken + 1);
         let result = self.apply(op(RandomStream { seed, counter: taken }), others);
-        if result.is_err() {
+        // What gives the other operands may have run another one meanwhile.
+        if result.is_err() && counter.get() == taken + 1 {
             counter.set(taken);
         }
         result
@@ -259,12 +260,9 @@ impl Var {
 
     /// An [`Error::InvalidInput`] about a call on this value.
     pub(crate) fn invalid(&self, op: &'static str, reason: impl Into<String>) -> Error {
-        Error::InvalidInput {
-            op,
-            path: self.tape.0.scopes.borrow().path_of(op),
-            inputs: self.of_value(|v| v.spec.to_string()),
-            reason: reason.into(),
-        }
+        let inputs = self.of_value(|v| v.spec.to_string());
+        let path = self.tape.0.scopes.borrow().path_of(op);
+        Error::InvalidInput { op, path, inputs, reason: reason.into() }
     }
 }
 
@@ -307,7 +305,7 @@ impl Graph {
         }
         match self.roots[key].exactness {
             Exactness::KeptExactly => Some("integers and statistics are always kept exactly"),
-            Exactness::ReadExactly if mark.packs(&self.values[key].spec) => {
+            Exactness::ReadExactly if mark.is_lossy() && mark.packs(&self.values[key].spec) => {
                 Some("an op reads it exactly (tiled attention its q and k); keep or recompute it")
             }
             _ => mark.format()?.check().err(),

@@ -58,6 +58,8 @@ pub(super) struct Class {
     pub items: Vec<usize>,
     /// Whether backward reads one.
     pub read: bool,
+    /// By format: the relative error that storing all of them so adds to the gradients.
+    errors: Vec<f64>,
 }
 
 /// Ops alike: what their replay costs, what it fills and what it is computed from.
@@ -114,7 +116,7 @@ impl Graph {
             let key = (like(&value.path), value.op, value.output, value.dtype, value.shape.clone());
             let class = *class_of.entry(key).or_insert(self.classes.len());
             if class == self.classes.len() {
-                self.classes.push(Class::default());
+                self.classes.push(Class { errors: vec![0.0; lossy.formats.len()], ..Class::default() });
             }
             self.classes[class].items.push(self.items.len());
             item_of.insert(index, self.items.len());
@@ -122,12 +124,16 @@ impl Graph {
                 let bytes = format.mark.bytes(&spec(value)).filter(|_| !value.read_exactly)?;
                 Some(PackedItem { bytes, error: lossy.error(format, value) })
             };
+            let packed: Vec<Option<PackedItem>> = lossy.formats.iter().map(packed).collect();
+            for (worst, packed) in self.classes[class].errors.iter_mut().zip(&packed) {
+                *worst = worst.max(packed.map_or(0.0, |packed| packed.error));
+            }
             self.items.push(Item {
                 id: value.id,
                 value: index,
                 class,
                 bytes: value.bytes,
-                packed: lossy.formats.iter().map(packed).collect(),
+                packed,
                 last_use: trace.nodes()[value.node].sequence,
                 readers: None,
             });
@@ -179,17 +185,14 @@ impl Graph {
     /// The error that lossy marks add to the gradients, the user's own apart: of every class of which a value is
     /// stored by a format, that of the whole class; of several formats the worst.
     pub fn error(&self, choices: &[Choice]) -> f64 {
-        let of_item = |item: usize| match choices[item] {
-            Choice::Packed(format) => self.class_error(self.items[item].class, format),
-            _ => 0.0,
+        let of_class = |class: &Class| {
+            let of_item = |&i: &usize| match choices[i] {
+                Choice::Packed(format) => class.errors[format],
+                _ => 0.0,
+            };
+            class.items.iter().map(of_item).fold(0.0, f64::max)
         };
-        let of_class = |class: &Class| class.items.iter().map(|&i| of_item(i)).fold(0.0, f64::max);
         self.classes.iter().map(of_class).fold(0.0, |sum, e| sum + e)
-    }
-
-    fn class_error(&self, class: usize, format: usize) -> f64 {
-        let errors = self.classes[class].items.iter().filter_map(|&i| Some(self.items[i].packed[format]?.error));
-        errors.fold(0.0, f64::max)
     }
 
     /// All that a value can be, allowed or not.

@@ -147,7 +147,7 @@ impl Packed {
         self.parts.iter().map(|part| part.storage_bytes() as u64).sum()
     }
 
-    /// Bytes that packing reads and writes; the same for unpacking.
+    /// Bytes that packing reads and writes; the same for unpacking. A look at what the format can't hold isn't counted.
     pub fn traffic(&self) -> u64 {
         self.spec.bytes() + self.bytes()
     }
