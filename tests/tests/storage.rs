@@ -237,8 +237,8 @@ fn views_and_strides_do_not_show() {
         let of_strided = read_back(&wide, mark).unwrap().to_f64_vec().unwrap();
         assert_eq!(of_strided, read_back(&copied, mark).unwrap().to_f64_vec().unwrap(), "{}", mark.text());
 
-        type View = fn(Var) -> Result<Var>;
-        let views: [(View, fn(&Tensor) -> Result<Tensor>); 3] = [
+        type View = (fn(Var) -> Result<Var>, fn(&Tensor) -> Result<Tensor>);
+        let views: [View; 3] = [
             (|h| h.transpose(0, 1), |t| t.transpose(0, 1)),
             (|h| h.narrow(1, 3, 50), |t| t.narrow(1, 3, 50)),
             (
