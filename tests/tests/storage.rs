@@ -84,7 +84,7 @@ fn rows_for(mark: Mark, dtype: DType, width: usize) -> Vec<f64> {
     x
 }
 
-/// Each element comes back within the format's bound, and some nearly as far off as that.
+/// Each element comes back within the format's bound, and in most rows one is nearly as far off as that.
 #[test]
 fn errors_are_within_their_bounds() {
     for mark in formats() {
@@ -100,13 +100,15 @@ fn errors_are_within_their_bounds() {
                     continue;
                 }
                 let (x, y) = (x.to_f64_vec().unwrap(), y.to_f64_vec().unwrap());
-                let worst = worst(bounds, width, &x, &y, dtype);
-                assert!(worst <= 1.0, "{context}: {worst} of the bound");
-                // A group of one number, its own scale, is exact.
-                assert!(
-                    width == 1 || dtype.size() == 2 || worst > 0.8,
-                    "{context}: {worst} of the bound, which is too wide"
-                );
+                let rows = x.chunks(width).zip(y.chunks(width)).map(|(x, y)| worst(bounds, width, x, y, dtype));
+                let mut of_rows: Vec<f64> = rows.filter(|&worst| worst > 0.0).collect();
+                of_rows.sort_by(f64::total_cmp);
+                let most = of_rows.last().copied().unwrap_or(0.0);
+                assert!(most <= 1.0, "{context}: {most} of the bound");
+                // Short rows may be exact, as a group of one number is.
+                let usual = of_rows.get(of_rows.len() / 2).copied().unwrap_or(0.0);
+                let is_short = width < 64 || dtype.size() == 2;
+                assert!(is_short || usual > 0.7, "{context}: a row's worst is {usual} of the bound, which is too wide");
             }
         }
     }
