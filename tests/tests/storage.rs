@@ -84,7 +84,7 @@ fn rows_for(mark: Mark, dtype: DType, width: usize) -> Vec<f64> {
     x
 }
 
-/// Each element comes back within the format's bound, and some nearly as far off as that.
+/// Each element comes back within the format's bound, and in most rows one is nearly as far off as that.
 #[test]
 fn errors_are_within_their_bounds() {
     for mark in formats() {
@@ -100,13 +100,15 @@ fn errors_are_within_their_bounds() {
                     continue;
                 }
                 let (x, y) = (x.to_f64_vec().unwrap(), y.to_f64_vec().unwrap());
-                let worst = worst(bounds, width, &x, &y, dtype);
-                assert!(worst <= 1.0, "{context}: {worst} of the bound");
-                // A group of one number, its own scale, is exact.
-                assert!(
-                    width == 1 || dtype.size() == 2 || worst > 0.8,
-                    "{context}: {worst} of the bound, which is too wide"
-                );
+                let rows = x.chunks(width).zip(y.chunks(width)).map(|(x, y)| worst(bounds, width, x, y, dtype));
+                let mut of_rows: Vec<f64> = rows.filter(|&worst| worst > 0.0).collect();
+                of_rows.sort_by(f64::total_cmp);
+                let most = of_rows.last().copied().unwrap_or(0.0);
+                assert!(most <= 1.0, "{context}: {most} of the bound");
+                // Short rows may be exact, as a group of one number is.
+                let usual = of_rows.get(of_rows.len() / 2).copied().unwrap_or(0.0);
+                let is_short = width < 64 || dtype.size() == 2;
+                assert!(is_short || usual > 0.7, "{context}: a row's worst is {usual} of the bound, which is too wide");
             }
         }
     }
@@ -237,8 +239,8 @@ fn views_and_strides_do_not_show() {
         let of_strided = read_back(&wide, mark).unwrap().to_f64_vec().unwrap();
         assert_eq!(of_strided, read_back(&copied, mark).unwrap().to_f64_vec().unwrap(), "{}", mark.text());
 
-        type View = fn(Var) -> Result<Var>;
-        let views: [(View, fn(&Tensor) -> Result<Tensor>); 3] = [
+        type View = (fn(Var) -> Result<Var>, fn(&Tensor) -> Result<Tensor>);
+        let views: [View; 3] = [
             (|h| h.transpose(0, 1), |t| t.transpose(0, 1)),
             (|h| h.narrow(1, 3, 50), |t| t.narrow(1, 3, 50)),
             (
