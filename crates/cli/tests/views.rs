@@ -196,6 +196,6 @@ fn the_frontiers_page_has_the_marks_of_every_block() {
             assert_eq!(mark(point, "transformer.h.*.attn.c_attn"), if gelu == "ii" { "ee" } else { "nn" });
         }
         assert_eq!(mark(point, "transformer.h.*.ln_1.layer_norm#1"), "ee");
-        assert_eq!(data["extras"][point]["int8"], gelu == "ii");
+        assert_eq!(data["extras"][point]["lossy"], gelu == "ii");
     }
 }
