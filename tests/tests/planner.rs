@@ -1,7 +1,7 @@
 //! What a plan promises is what a step takes: plans of random programs, run on the CPU.
 //! `RETAPE_CASES` sets the number of programs.
 
-use retape_core::{Device, Error, Int8Spec, Mark, Policy, Tape, TapeOptions, Tensor, Trace, meta};
+use retape_core::{Device, Error, Mark, Policy, Tape, TapeOptions, Tensor, Trace, meta};
 use retape_policy::{LossyUse, Planner, PlannerOptions};
 use retape_tests::gradient_bytes;
 use retape_tests::programs::{Config, RandomMarks, forward, tensors};
@@ -45,9 +45,7 @@ fn a_plan_takes_what_it_says() {
             let of_dry = tensors(&dry);
             let of_cpu = tensors(&device);
             let plain = step(&device, &of_cpu, config, None).unwrap();
-            for marks in
-                [vec![], vec![Mark::Int8(Int8Spec::DEFAULT)], Mark::all().filter(|mark| mark.is_lossy()).collect()]
-            {
+            for marks in [vec![], Mark::all().filter(|mark| mark.is_lossy()).collect()] {
                 let lossy = (!marks.is_empty()).then(|| LossyUse::from_iter(marks.iter().copied()));
                 let options = PlannerOptions { lossy, ..PlannerOptions::default() };
                 let planner = Planner::new(record(&dry, &of_dry, config, None), options)
