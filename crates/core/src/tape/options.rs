@@ -9,9 +9,10 @@ pub enum Verify {
     /// No.
     #[default]
     Off,
-    /// Fingerprint each dropped value in forward and compare its replay: [`Error::ReplayDiffers`](crate::Error::ReplayDiffers) names the op, the
-    /// path and the first differing element. Behind a lossy value a replay differs by design; there, the replays of
-    /// later passes are compared with the first one's. Costs host memory and time.
+    /// Fingerprint each dropped value in forward and compare its replay:
+    /// [`Error::ReplayDiffers`](crate::Error::ReplayDiffers) names the op, the path and the first differing element.
+    /// Behind a lossy value a replay differs by design; there, the replays of later passes are compared with the first
+    /// one's. Costs host memory and time.
     Bits,
 }
 
@@ -21,8 +22,9 @@ pub enum NonFinite {
     /// [`Error::NonFinite`](crate::Error::NonFinite), which names the value.
     #[default]
     Error,
-    /// Keep the value in full precision and count it in [`Stats::full_precision_fallbacks`](crate::Stats::full_precision_fallbacks). Such a value is outside
-    /// the promise that a dry run predicts the peak.
+    /// Keep the value in full precision and count it in
+    /// [`Stats::full_precision_fallbacks`](crate::Stats::full_precision_fallbacks). Such a value is outside the promise
+    /// that a dry run predicts the peak.
     KeepFull,
 }
 

@@ -294,8 +294,8 @@ impl Var {
     }
 }
 
-/// An open scope of a tape; it closes when dropped. In a policy or a rule of the same tape it stays open until the scope
-/// around it closes.
+/// An open scope of a tape; it closes when dropped. In a policy or a rule of the same tape it stays open until the
+/// scope around it closes.
 #[derive(Debug)]
 #[must_use = "a scope closes when dropped; bind it to a variable"]
 pub struct ScopeGuard {
