@@ -271,8 +271,9 @@ Outcome check_guards(const Kernel& kernel, const std::vector<uint64_t>& paramete
 
 }  // namespace
 
-DRIVER cuLaunchKernel(void* handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
-                      unsigned block_z, unsigned shared, void* stream_handle, void** parameters, void** extra) {
+DRIVER cuLaunchKernel(void* handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                      unsigned block_y, unsigned block_z, unsigned shared, void* stream_handle, void** parameters,
+                      void** extra) {
     IN_CONTEXT;
     auto stream = find_stream(stream_handle);
     if (handle == nullptr || stream == nullptr) return INVALID_HANDLE;

@@ -11,7 +11,8 @@ namespace {
 
 char pool;  // the device's memory pool, by its address
 
-// Queues work that reads or writes these ranges of the device's memory, or runs it now, after all else, on the null stream.
+// Queues work that reads or writes these ranges of the device's memory, or runs it now, after all else, on the null
+// stream.
 struct Range {
     uint64_t address;
     size_t bytes;
@@ -142,20 +143,32 @@ DRIVER cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream)
 DRIVER cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream) {
     return on_stream(stream, {to, bytes}, {from, bytes}, [=] { memmove(at<void>(to), at<void>(from), bytes); });
 }
-DRIVER cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) { return cuMemcpyHtoDAsync_v2(to, from, bytes, nullptr); }
+DRIVER cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) {
+    return cuMemcpyHtoDAsync_v2(to, from, bytes, nullptr);
+}
 DRIVER cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) { return cuMemcpyDtoHAsync_v2(to, from, bytes, nullptr); }
-DRIVER cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t bytes) { return cuMemcpyDtoDAsync_v2(to, from, bytes, nullptr); }
+DRIVER cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t bytes) {
+    return cuMemcpyDtoDAsync_v2(to, from, bytes, nullptr);
+}
 
-DRIVER cuMemsetD8Async(uint64_t to, unsigned char value, size_t count, void* stream) { return fill(stream, to, value, count); }
-DRIVER cuMemsetD16Async(uint64_t to, unsigned short value, size_t count, void* stream) { return fill(stream, to, value, count); }
-DRIVER cuMemsetD32Async(uint64_t to, unsigned value, size_t count, void* stream) { return fill(stream, to, value, count); }
+DRIVER cuMemsetD8Async(uint64_t to, unsigned char value, size_t count, void* stream) {
+    return fill(stream, to, value, count);
+}
+DRIVER cuMemsetD16Async(uint64_t to, unsigned short value, size_t count, void* stream) {
+    return fill(stream, to, value, count);
+}
+DRIVER cuMemsetD32Async(uint64_t to, unsigned value, size_t count, void* stream) {
+    return fill(stream, to, value, count);
+}
 DRIVER cuMemsetD8_v2(uint64_t to, unsigned char value, size_t count) { return fill(nullptr, to, value, count); }
 DRIVER cuMemsetD16_v2(uint64_t to, unsigned short value, size_t count) { return fill(nullptr, to, value, count); }
 DRIVER cuMemsetD32_v2(uint64_t to, unsigned value, size_t count) { return fill(nullptr, to, value, count); }
 
 // For tests.
 
-extern "C" __attribute__((visibility("default"))) void retape_emulator_set_memory(uint64_t bytes) { memory().set_total(bytes); }
+extern "C" __attribute__((visibility("default"))) void retape_emulator_set_memory(uint64_t bytes) {
+    memory().set_total(bytes);
+}
 
 // The twin of `Counts` in lib.rs.
 struct RetapeEmulatorCounts {

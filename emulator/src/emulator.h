@@ -1,5 +1,5 @@
-// What CUDA's compiler and headers offer to kernels/*.cu, for a host compiler: kernels/prim.cuh includes this instead of them.
-// Each CUDA thread is a fiber (see scheduler.cpp); the operations that threads do together are in warp.h.
+// What CUDA's compiler and headers offer to kernels/*.cu, for a host compiler: kernels/prim.cuh includes this instead
+// of them. Each CUDA thread is a fiber (see scheduler.cpp); the operations that threads do together are in warp.h.
 #pragma once
 #include <float.h>
 #include <limits.h>

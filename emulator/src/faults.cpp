@@ -17,8 +17,8 @@ void handle(int signal, siginfo_t* info, void* context) {
         sigaction(signal, signal == SIGSEGV ? &previous_segv : &previous_bus, nullptr);
         return;
     }
-    // Returns into `at_fault`, as if it were called first thing on the fiber's stack: nobody will need what is there, and there
-    // may be no room below.
+    // Returns into `at_fault`, as if it were called first thing on the fiber's stack: nobody will need what is there,
+    // and there may be no room below.
     auto& registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
     const bool known = info->si_code > 0 && info->si_code != SI_KERNEL;  // a misaligned vector access names no address
     registers[REG_RDI] = known ? static_cast<greg_t>(reinterpret_cast<uintptr_t>(info->si_addr)) : 0;

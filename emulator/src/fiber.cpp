@@ -34,7 +34,8 @@ namespace {
 
 std::mutex guard;
 std::vector<char*>& free_stacks() {
-    static auto* stacks = new std::vector<char*>;  // never destroyed: threads may end after the process's destructors began
+    static auto* stacks =
+        new std::vector<char*>;  // never destroyed: threads may end after the process's destructors began
     return *stacks;
 }
 

@@ -80,10 +80,12 @@ namespace emulator {
 // Saturating, NaN is 0: as the device converts.
 template <class T, class C>
 inline T to_integer(C x) {
-    constexpr C limit = std::is_signed_v<T> ? C(uint64_t(1) << (8 * sizeof(T) - 1)) : C(2) * C(uint64_t(1) << (8 * sizeof(T) - 1));
+    constexpr C limit =
+        std::is_signed_v<T> ? C(uint64_t(1) << (8 * sizeof(T) - 1)) : C(2) * C(uint64_t(1) << (8 * sizeof(T) - 1));
     if (x != x) return 0;
     if (x >= limit) return std::is_signed_v<T> ? T((uint64_t(1) << (8 * sizeof(T) - 1)) - 1) : T(~T(0));
-    if (x < (std::is_signed_v<T> ? -limit : C(0))) return std::is_signed_v<T> ? T(uint64_t(1) << (8 * sizeof(T) - 1)) : T(0);
+    if (x < (std::is_signed_v<T> ? -limit : C(0)))
+        return std::is_signed_v<T> ? T(uint64_t(1) << (8 * sizeof(T) - 1)) : T(0);
     return static_cast<T>(x);
 }
 }  // namespace emulator
@@ -131,25 +133,27 @@ inline void __stcg(T* p, T x) { *p = x; }
 
 // Atomics on integers alone: those on floats depend on the order of threads, and no kernel may use them.
 #define ATOMIC_TYPES(one) one(int) one(unsigned) one(unsigned long long)
-#define ATOMIC(type)                                                                                                      \
-    inline type atomicAdd(type* p, type x) { return __atomic_fetch_add(p, x, __ATOMIC_RELAXED); }                         \
-    inline type atomicOr(type* p, type x) { return __atomic_fetch_or(p, x, __ATOMIC_RELAXED); }                           \
-    inline type atomicAnd(type* p, type x) { return __atomic_fetch_and(p, x, __ATOMIC_RELAXED); }                         \
-    inline type atomicXor(type* p, type x) { return __atomic_fetch_xor(p, x, __ATOMIC_RELAXED); }                         \
-    inline type atomicExch(type* p, type x) { return __atomic_exchange_n(p, x, __ATOMIC_RELAXED); }                       \
-    inline type atomicCAS(type* p, type expected, type x) {                                                               \
-        __atomic_compare_exchange_n(p, &expected, x, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);                          \
-        return expected;                                                                                                  \
-    }                                                                                                                     \
-    inline type atomicMin(type* p, type x) {                                                                              \
-        type old = __atomic_load_n(p, __ATOMIC_RELAXED);                                                                  \
-        while (x < old && !__atomic_compare_exchange_n(p, &old, x, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}         \
-        return old;                                                                                                       \
-    }                                                                                                                     \
-    inline type atomicMax(type* p, type x) {                                                                              \
-        type old = __atomic_load_n(p, __ATOMIC_RELAXED);                                                                  \
-        while (x > old && !__atomic_compare_exchange_n(p, &old, x, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}         \
-        return old;                                                                                                       \
+#define ATOMIC(type)                                                                                             \
+    inline type atomicAdd(type* p, type x) { return __atomic_fetch_add(p, x, __ATOMIC_RELAXED); }                \
+    inline type atomicOr(type* p, type x) { return __atomic_fetch_or(p, x, __ATOMIC_RELAXED); }                  \
+    inline type atomicAnd(type* p, type x) { return __atomic_fetch_and(p, x, __ATOMIC_RELAXED); }                \
+    inline type atomicXor(type* p, type x) { return __atomic_fetch_xor(p, x, __ATOMIC_RELAXED); }                \
+    inline type atomicExch(type* p, type x) { return __atomic_exchange_n(p, x, __ATOMIC_RELAXED); }              \
+    inline type atomicCAS(type* p, type expected, type x) {                                                      \
+        __atomic_compare_exchange_n(p, &expected, x, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);                 \
+        return expected;                                                                                         \
+    }                                                                                                            \
+    inline type atomicMin(type* p, type x) {                                                                     \
+        type old = __atomic_load_n(p, __ATOMIC_RELAXED);                                                         \
+        while (x < old && !__atomic_compare_exchange_n(p, &old, x, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) { \
+        }                                                                                                        \
+        return old;                                                                                              \
+    }                                                                                                            \
+    inline type atomicMax(type* p, type x) {                                                                     \
+        type old = __atomic_load_n(p, __ATOMIC_RELAXED);                                                         \
+        while (x > old && !__atomic_compare_exchange_n(p, &old, x, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) { \
+        }                                                                                                        \
+        return old;                                                                                              \
     }
 ATOMIC_TYPES(ATOMIC)
 #undef ATOMIC

@@ -90,9 +90,11 @@ std::string DeviceMemory::damage(uint64_t address, const Allocation& allocation)
     const auto* data = reinterpret_cast<const unsigned char*>(address);
     for (size_t i = 0; i < guard(); i++) {
         if (data[allocation.bytes + i] != FRESH)
-            return "byte " + std::to_string(i) + " after an allocation of " + std::to_string(allocation.bytes) + " bytes was written";
+            return "byte " + std::to_string(i) + " after an allocation of " + std::to_string(allocation.bytes) +
+                   " bytes was written";
         if (data[-1 - static_cast<std::ptrdiff_t>(i)] != FRESH)
-            return "byte " + std::to_string(i + 1) + " before an allocation of " + std::to_string(allocation.bytes) + " bytes was written";
+            return "byte " + std::to_string(i + 1) + " before an allocation of " + std::to_string(allocation.bytes) +
+                   " bytes was written";
     }
     return "";
 }

@@ -1,5 +1,5 @@
-// The device's memory: host memory that is NaN (0xff) when new, guarded at both ends, and accounted for as by a driver with a
-// memory pool.
+// The device's memory: host memory that is NaN (0xff) when new, guarded at both ends, and accounted for as by a
+// driver with a memory pool.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

@@ -27,13 +27,13 @@ unsigned char* shared_memory();
 // __syncthreads. Returns how many of the threads gave true.
 int barrier(bool vote, Place at);
 
-// An operation of the lanes in `mask`: each comes with its own `data`; the last one runs `together` over all that came, whose
-// set is `lanes`, then all go on. `orders_memory`: what one wrote before, all see after.
+// An operation of the lanes in `mask`: each comes with its own `data`; the last one runs `together` over all that
+// came, whose set is `lanes`, then all go on. `orders_memory`: what one wrote before, all see after.
 typedef void (*Together)(void* const* data, uint32_t lanes, Place at);
 void meet(uint32_t mask, void* data, Together together, bool orders_memory, const char* name, Place at);
 
-// The running thread's cp.async copies: those started, and the groups that they were closed into. `pop` gives one copy of a
-// group older than the newest `keep`, until there are none.
+// The running thread's cp.async copies: those started, and the groups that they were closed into. `pop` gives one
+// copy of a group older than the newest `keep`, until there are none.
 struct AsyncCopy {
     void* shared;
     const void* global;

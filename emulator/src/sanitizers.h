@@ -1,5 +1,5 @@
-// What the sanitizers' runtimes want to be told: all weak, and null where the process runs without them. The emulator itself
-// is compiled without sanitizers; kernels may be compiled with them.
+// What the sanitizers' runtimes want to be told: all weak, and null where the process runs without them. The emulator
+// itself is compiled without sanitizers; kernels may be compiled with them.
 #pragma once
 #include <stddef.h>
 

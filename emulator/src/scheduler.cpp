@@ -1,13 +1,13 @@
-// Runs the threads of a block as fibers of one OS thread, each to its next barrier or warp operation. Which one goes on is
-// decided by an order: forward, reverse, or random from a seed (environment variable RETAPE_EMULATOR_ORDER); blocks go in the
-// same order.
+// Runs the threads of a block as fibers of one OS thread, each to its next barrier or warp operation. Which one goes
+// on is decided by an order: forward, reverse, or random from a seed (environment variable RETAPE_EMULATOR_ORDER);
+// blocks go in the same order.
 //
-// A thread that never waits costs no switch: when it ends, the next one that hasn't begun runs on the same fiber. Only under
-// TSan each thread has a fiber of its own, which is what TSan compares.
+// A thread that never waits costs no switch: when it ends, the next one that hasn't begun runs on the same fiber.
+// Only under TSan each thread has a fiber of its own, which is what TSan compares.
 //
-// As on devices since Volta, a thread that has ended counts neither at a barrier nor in a warp operation. Stricter than a
-// device: threads that meet in different lines, or with different masks that overlap, are an error; so is whatever nobody
-// would ever come out of.
+// As on devices since Volta, a thread that has ended counts neither at a barrier nor in a warp operation. Stricter
+// than a device: threads that meet in different lines, or with different masks that overlap, are an error; so is
+// whatever nobody would ever come out of.
 #include "scheduler.h"
 #include <dlfcn.h>
 #include <stdio.h>
@@ -135,8 +135,8 @@ private:
     int waiting_ = 0, votes_ = 0, last_votes_ = 0;
     Place barrier_{};
 
-    // Fibers: idle ones wait in `ended`. Under TSan, which takes what one fiber does for ordered, thread i has number i in
-    // every second block, and i + count_ in the others.
+    // Fibers: idle ones wait in `ended`. Under TSan, which takes what one fiber does for ordered, thread i has number
+    // i in every second block, and i + count_ in the others.
     std::vector<std::unique_ptr<Fiber>> all_;
     std::vector<Fiber*> idle_;
     void* launcher_stack_pointer_ = nullptr;
@@ -202,7 +202,8 @@ void Scheduler::switch_to(void** save, void** save_asan, Fiber* to) {
 
 void Scheduler::arrive(void* asan) {
     if (!__sanitizer_finish_switch_fiber) return;
-    __sanitizer_finish_switch_fiber(asan, from_launcher_ ? &launcher_bottom_ : nullptr, from_launcher_ ? &launcher_size_ : nullptr);
+    __sanitizer_finish_switch_fiber(asan, from_launcher_ ? &launcher_bottom_ : nullptr,
+                                    from_launcher_ ? &launcher_size_ : nullptr);
     from_launcher_ = false;
 }
 
@@ -320,7 +321,8 @@ int Scheduler::barrier(bool vote, Place at) {
     Slot& slot = slots_[fiber->index];
     if (waiting_ == 0) barrier_ = at;
     else if (!same(barrier_, at))
-        stop(Fault::failed, "threads of a block are at different barriers: one at " + text(barrier_) + ", another " + where(at));
+        stop(Fault::failed,
+             "threads of a block are at different barriers: one at " + text(barrier_) + ", another " + where(at));
     char* tag = &barrier_tag_[barrier_turn_];
     if (with_tsan()) __tsan_release(tag);
     slot.state = State::at_barrier;
@@ -351,7 +353,8 @@ void Scheduler::meet(uint32_t mask, void* data, Together together, bool orders_m
     const int index = fiber->index, first = index & ~31;
     const uint32_t lane = 1u << (index & 31);
     Warp& warp = warps_[index >> 5];
-    if ((mask & lane) == 0) stop(Fault::failed, std::string(name) + ": the mask leaves out a lane that calls, " + where(at));
+    if ((mask & lane) == 0)
+        stop(Fault::failed, std::string(name) + ": the mask leaves out a lane that calls, " + where(at));
     Meeting* found = nullptr;
     for (int i = 0; i < warp.used && found == nullptr; i++)
         if (warp.meetings[i].mask & mask) found = &warp.meetings[i];
@@ -364,9 +367,10 @@ void Scheduler::meet(uint32_t mask, void* data, Together together, bool orders_m
     }
     Meeting& meeting = *found;
     if (meeting.together != together || !same(meeting.at, at))
-        stop(Fault::failed, "lanes of a warp are at different operations: one at " + std::string(meeting.name) + " in " +
-                                text(meeting.at) + ", another at " + name + " " + where(at));
-    if (meeting.mask != mask) stop(Fault::failed, std::string(name) + ": lanes of a warp give different masks, " + where(at));
+        stop(Fault::failed, "lanes of a warp are at different operations: one at " + std::string(meeting.name) +
+                                " in " + text(meeting.at) + ", another at " + name + " " + where(at));
+    if (meeting.mask != mask)
+        stop(Fault::failed, std::string(name) + ": lanes of a warp give different masks, " + where(at));
     // TSan: a tag for both turns of a warp, as some may still be on their way out of the last.
     char* tag = &warp.tag[warp.turn];
     if (with_tsan() && orders_memory) __tsan_release(tag);
@@ -389,8 +393,8 @@ void Scheduler::meet(uint32_t mask, void* data, Together together, bool orders_m
 
 bool Scheduler::next_block() {
     if (block_number_ > 0 && !shared_.intact())
-        stop(Fault::failed, "the block wrote outside its " + std::to_string(shared_.bytes()) + " bytes of shared memory, block " +
-                                text(block_));
+        stop(Fault::failed, "the block wrote outside its " + std::to_string(shared_.bytes()) +
+                                " bytes of shared memory, block " + text(block_));
     if (block_number_ == block_count_) return false;
     uint64_t number = block_number_++;
     if (order_ == Order::reverse) number = block_count_ - 1 - number;
@@ -486,13 +490,15 @@ std::string Scheduler::deadlock() {
         if (slots_[i].state == State::at_barrier) at_barrier++, first_at_barrier = i;
         if (slots_[i].state == State::in_warp) in_warp++, first_in_warp = i;
     }
-    std::string all = "deadlock in block " + text(block_) + ": " + std::to_string(count_ - living_) + " threads have ended";
+    std::string all =
+        "deadlock in block " + text(block_) + ": " + std::to_string(count_ - living_) + " threads have ended";
     if (at_barrier > 0)
-        all += ", " + std::to_string(at_barrier) + " wait at a barrier (thread number " + std::to_string(first_at_barrier) +
-               " at " + text(slots_[first_at_barrier].at) + ")";
+        all += ", " + std::to_string(at_barrier) + " wait at a barrier (thread number " +
+               std::to_string(first_at_barrier) + " at " + text(slots_[first_at_barrier].at) + ")";
     if (in_warp > 0)
-        all += ", " + std::to_string(in_warp) + " wait for lanes of their warp (thread number " + std::to_string(first_in_warp) +
-               " in " + slots_[first_in_warp].name + " at " + text(slots_[first_in_warp].at) + ")";
+        all += ", " + std::to_string(in_warp) + " wait for lanes of their warp (thread number " +
+               std::to_string(first_in_warp) + " in " + slots_[first_in_warp].name + " at " +
+               text(slots_[first_in_warp].at) + ")";
     return all;
 }
 
@@ -532,8 +538,8 @@ void at_fault(uintptr_t address, uintptr_t instruction) {
     snprintf(text, sizeof text, "%s (address %#zx), instruction %#zx", what, static_cast<size_t>(address), offset);
     const Thread& thread = Scheduler::self()->view;
     scheduler.stop(address == 0 ? Fault::misaligned : Fault::illegal_address,
-                   std::string(text) + " of " + library.dli_fname + ", block " + emulator::text(thread.block) + ", thread " +
-                       emulator::text(thread.thread));
+                   std::string(text) + " of " + library.dli_fname + ", block " + emulator::text(thread.block) +
+                       ", thread " + emulator::text(thread.thread));
 }
 
 }  // namespace emulator

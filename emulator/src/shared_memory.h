@@ -14,8 +14,8 @@ public:
     void next_block();
     unsigned char* data() const { return data_; }
     size_t bytes() const { return bytes_; }
-    // TSan takes two blocks at one address for threads that share it: blocks get memory of their own, until there are too
-    // many. True where that has just begun anew: what comes from here on is ordered after all before.
+    // TSan takes two blocks at one address for threads that share it: blocks get memory of their own, until there are
+    // too many. True where that has just begun anew: what comes from here on is ordered after all before.
     bool reused() const { return reused_; }
     // Whether what lies around it was left alone. ASan sees for itself.
     bool intact() const;

@@ -13,8 +13,8 @@ namespace emulator {
 // Work on a device: what went wrong, if something did.
 using Work = std::function<Outcome()>;
 
-// An error stays: all later work but the giving back of memory is left out, and each call on the stream tells it again. (On a
-// GPU the whole context is lost; here other streams, which may be other tests, go on.)
+// An error stays: all later work but the giving back of memory is left out, and each call on the stream tells it
+// again. (On a GPU the whole context is lost; here other streams, which may be other tests, go on.)
 class Stream {
 public:
     explicit Stream(unsigned flags) : flags(flags) {}

@@ -182,11 +182,12 @@ inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row, EMULATOR_HERE) 
     emulator::load_matrices<true>(r, row, "ldmatrix_x4_trans", at);
 }
 
-// The copy is made when it is waited for. Until then its destination is garbage, so that a wait that is missing shows, and so
-// does a reader that still needs the old bytes.
+// The copy is made when it is waited for. Until then its destination is garbage, so that a wait that is missing
+// shows, and so does a reader that still needs the old bytes.
 inline void cp_async16(void* shared, const void* global, int bytes, EMULATOR_HERE) {
     if (bytes < 0 || bytes > 16) emulator::fail("cp_async16 reads 0 to 16 bytes", at);
-    if (reinterpret_cast<uintptr_t>(shared) % 16 != 0) emulator::fail("cp_async16 to an address that is not 16-byte aligned", at);
+    if (reinterpret_cast<uintptr_t>(shared) % 16 != 0)
+        emulator::fail("cp_async16 to an address that is not 16-byte aligned", at);
     if (bytes > 0 && reinterpret_cast<uintptr_t>(global) % 16 != 0)
         emulator::fail("cp_async16 from an address that is not 16-byte aligned", at);
     for (int i = 0; i < 16; i++) static_cast<unsigned char*>(shared)[i] = 0xff;

@@ -65,7 +65,7 @@ fn unsafe_blocks_are_in_backends_only() {
 }
 
 /// Endings of sources.
-const SOURCES: [&str; 7] = ["rs", "cu", "cuh", "sh", "py", "js", "css"];
+const SOURCES: [&str; 9] = ["rs", "cu", "cuh", "cpp", "h", "sh", "py", "js", "css"];
 
 /// Where lines may be longer: what tools write.
 const GENERATED: [&str; 3] = ["docs/results", "target", ".cuda"];

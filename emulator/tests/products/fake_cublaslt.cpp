@@ -1,6 +1,7 @@
 // A stand-in for cuBLASLt over the emulator's memory, to test how crates/cuda/src/cublas.rs calls it. It aborts on any
-// argument that the documentation forbids, finds one "algorithm" that works only for what it was asked for, and computes
-// each element by itself. At the end of the process it writes what it was used for to the file in FAKE_CUBLASLT_LOG.
+// argument that the documentation forbids, finds one "algorithm" that works only for what it was asked for, and
+// computes each element by itself. At the end of the process it writes what it was used for to the file in
+// FAKE_CUBLASLT_LOG.
 #include <dlfcn.h>
 #include <math.h>
 #include <stdarg.h>
@@ -132,7 +133,9 @@ void check(const Desc& desc, const Layout& a, const Layout& b, const Layout& c, 
     REQUIRE(d.batch == 1 || d.batch_stride >= m);  // matrices that are written don't overlap
     REQUIRE(a.type == b.type);
     if (desc.compute == COMPUTE_64F) REQUIRE(desc.scale == R_64F && a.type == R_64F && d.type == R_64F);
-    else REQUIRE(desc.compute == COMPUTE_32F && desc.scale == R_32F && a.type != R_64F && (d.type == a.type || d.type == R_32F));
+    else
+        REQUIRE(desc.compute == COMPUTE_32F && desc.scale == R_32F && a.type != R_64F &&
+                (d.type == a.type || d.type == R_32F));
 }
 
 double read(int type, const void* p, int64_t at) {
@@ -252,15 +255,17 @@ API cublasLtMatmulAlgoGetHeuristic(void* handle, void* desc, void* a, void* b, v
     return SUCCESS;
 }
 
-API cublasLtMatmul(void* handle, void* desc, const void* alpha, const void* a, void* a_layout, const void* b, void* b_layout,
-                   const void* beta, const void* c, void* c_layout, void* d, void* d_layout, const Algorithm* algorithm,
-                   void* workspace, size_t workspace_bytes, void* stream) {
+API cublasLtMatmul(void* handle, void* desc, const void* alpha, const void* a, void* a_layout, const void* b,
+                   void* b_layout, const void* beta, const void* c, void* c_layout, void* d, void* d_layout,
+                   const Algorithm* algorithm, void* workspace, size_t workspace_bytes, void* stream) {
     the<Handle>(handle);
     const Desc& how = the<Desc>(desc);
-    const Layout &la = the<Layout>(a_layout), &lb = the<Layout>(b_layout), &lc = the<Layout>(c_layout), &ld = the<Layout>(d_layout);
+    const Layout &la = the<Layout>(a_layout), &lb = the<Layout>(b_layout), &lc = the<Layout>(c_layout),
+                 &ld = the<Layout>(d_layout);
     check(how, la, lb, lc, ld);
     REQUIRE(algorithm->kind == 0xA5 && algorithm->shapes == hash(how, {&la, &lb, &lc, &ld}));
-    REQUIRE(workspace != nullptr && workspace_bytes >= algorithm->workspace && reinterpret_cast<uintptr_t>(workspace) % 256 == 0);
+    REQUIRE(workspace != nullptr && workspace_bytes >= algorithm->workspace &&
+            reinterpret_cast<uintptr_t>(workspace) % 256 == 0);
     REQUIRE(c == d);
     const void* addresses[4] = {a, b, c, d};
     const Layout* layouts[4] = {&la, &lb, &lc, &ld};

@@ -1,5 +1,5 @@
-// Runs the kernels of primitives.cuh and compares what they give with what prim.cuh says that they give, worked out here in
-// the plainest way. Prints what differs, and "ok" at the end.
+// Runs the kernels of primitives.cuh and compares what they give with what prim.cuh says that they give, worked out
+// here in the plainest way. Prints what differs, and "ok" at the end.
 #include "primitives.cu"
 #include <stdio.h>
 #include <functional>
@@ -23,7 +23,8 @@ const Register<case_exp2> i("exp2");
 int failures = 0;
 
 template <class Out, class In>
-std::vector<Out> launch(const char* name, unsigned threads, size_t shared, const std::vector<In>& in, size_t out_count) {
+std::vector<Out> launch(const char* name, unsigned threads, size_t shared, const std::vector<In>& in,
+                        size_t out_count) {
     std::vector<Out> out(out_count);
     const Case parameters{in.data(), out.data()};
     const auto outcome = emulator::run(*emulator::find_kernel(name), {1, 1, 1}, {threads, 1, 1}, shared, &parameters);
@@ -41,7 +42,9 @@ void expect(const char* name, const std::vector<T>& out, const std::function<T(i
     }
 }
 
-float number(int i) { return static_cast<float>((i * 7919 + 5) % 31 - 15) / 4; }  // exact in 16 bits, and so are the sums
+float number(int i) {
+    return static_cast<float>((i * 7919 + 5) % 31 - 15) / 4;
+}  // exact in 16 bits, and so are the sums
 
 template <class Half>
 void check_multiplication(const char* name) {
