@@ -79,7 +79,7 @@ fn wrong_usage_and_input_is_refused_in_one_line() {
         (&["step", "--mark", "**.nothing=int8"], &["matched no value", "**.nothing=int8"]),
         (&["inspect", "--mark", "**.nothing=int8"], &["matched no value"]),
         (&["step", "--mark", "**.gelu=shrink"], &["shrink", "keep, recompute, int8 and bf16"]),
-        (&["step", "--mark", "**.gelu"], &["GLOB=keep"]),
+        (&["step", "--mark", "**.gelu"], &["GLOB=MARK"]),
         (&["step", "--model", "gpt5"], &["gpt5", "gpt2-small"]),
         (&["step", "--dim", "33"], &["dim", "heads"]),
         (&["step", "--seq", "0"], &["seq", "at least 1"]),
