@@ -130,8 +130,8 @@ macro_rules! unary_functions {
             high: f64,
         } => {
             formula: "min(max(x, low), high)",
-            derivative: "0 at a bound and outside, else 1. The function is high where low > high, and an infinite bound is \
-                none. NaN passes through, with derivative 1: it is at no bound, and outside none",
+            derivative: "0 at a bound and outside, else 1. The function is high where low > high, and an infinite \
+                bound is none. NaN passes through, with derivative 1: it is at no bound, and outside none",
             saves: x, domain: REALS, kinks: [low, high],
             examples: [
                 Clamp { low: -1.0, high: 0.75 },
