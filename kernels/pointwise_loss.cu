@@ -1,5 +1,5 @@
 // Elementwise losses and their derivatives, as retape_core::kernel::LossFn gives them. Operands: a is x, b the
-// target, c the weight of the positives (all ones where there is none), d the gradient.
+// target, c the weight of the positives (all ones if absent), d the gradient.
 #include "map.cuh"
 #include "scalar.cuh"
 
