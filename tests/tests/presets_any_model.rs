@@ -24,7 +24,7 @@ fn step(device: &Device, model: &Model, name: &str) -> Result<Step> {
     let saved = tape.saved_bytes();
     let gradients = tape.backward(&loss)?;
     let stats = tape.stats();
-    let overhead = 100.0 * stats.replayed_flops as f64 / (3 * stats.forward_flops) as f64;
+    let overhead = stats.overhead_percent();
     Ok(Step { saved, overhead, gradients, quantized: stats.quantized, lint })
 }
 

@@ -4,6 +4,8 @@
 //! the trace tells another tape the same. So peak and replays come from the engine's own code, and the model's
 //! doesn't run.
 
+mod run;
+
 use crate::device::unique;
 use crate::layout::Layout;
 use crate::ops::Op;
@@ -13,9 +15,9 @@ use crate::tape::stats::overhead_percent;
 use crate::tape::value::{Exactness, ValueKey};
 use crate::tensor::Template;
 use crate::{
-    DType, Device, Error, Mark, Moment, ParameterId, Policy, Result, Scope, ScopeGuard, Storage, Tape, TapeOptions,
-    Tensor, Var,
+    DType, Device, Error, Mark, Moment, ParameterId, Policy, Result, Scope, Storage, Tape, TapeOptions, Tensor, Var,
 };
+use run::{Kept, Run};
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -256,121 +258,6 @@ pub struct TraceValue {
     pub read_exactly: bool,
     /// The mark that the user gave it by value, by scope or by the policy that the trace was recorded with.
     pub given: Option<Mark>,
-}
-
-/// What the user has while forward runs, and still has when it has ended.
-#[derive(Default)]
-struct Kept {
-    scopes: Vec<ScopeGuard>,
-    handles: Vec<Option<Var>>,
-    tensors: HashMap<u64, Tensor>,
-}
-
-/// A run of a trace's forward pass.
-struct Run<'a> {
-    trace: &'a Trace,
-    tape: &'a Tape,
-    leaves: HashMap<u64, ValueKey>,
-    /// Tensors made for leaves, and how many leaves each is yet to have.
-    made: HashMap<usize, (Tensor, usize)>,
-    kept: Kept,
-}
-
-impl Run<'_> {
-    fn tell(&mut self, event: &Event) -> Result<()> {
-        match event {
-            Event::Open(scope) => self.kept.scopes.push(self.tape.scope(scope)),
-            Event::Close => drop(self.kept.scopes.pop()),
-            Event::Leaf { id, source, requires_grad, parameter } => {
-                let tensor = self.tensor_of(source)?;
-                let leaf = self.tape.add_leaf(&tensor, *requires_grad, *parameter)?;
-                self.leaves.insert(*id, leaf.key());
-                if !matches!(source, LeafSource::Of(..)) {
-                    self.kept.tensors.insert(*id, tensor);
-                }
-                self.hold(leaf);
-            }
-            Event::Reopen(id) => self.reopen(*id)?,
-            Event::Op(op, operands) => {
-                let operands = self.operands(operands)?;
-                let outputs = self.tape.record(op.clone(), operands)?;
-                outputs.into_iter().for_each(|output| self.hold(output));
-            }
-            Event::Take(id) => {
-                let tensor = self.held(*id)?.tensor()?;
-                self.kept.tensors.insert(*id, tensor);
-            }
-            Event::LetGo(id) => drop(self.kept.tensors.remove(id)),
-            Event::Make(index) => {
-                let (template, leaves) = &self.trace.templates[*index];
-                self.made.insert(*index, (template.make(&self.trace.device)?, *leaves));
-            }
-            Event::Release(ids) => {
-                let handles = &mut self.kept.handles;
-                let gone = ids.iter().filter_map(|&id| handles.get_mut(id as usize).and_then(Option::take));
-                self.tape.let_go_all(gone);
-            }
-            Event::Mark(id, mark) => self.held(*id)?.set_mark(*mark)?,
-            Event::Pause => self.tape.pause(1),
-            Event::Resume => self.tape.pause(-1),
-        }
-        Ok(())
-    }
-
-    fn hold(&mut self, var: Var) {
-        let id = self.tape.graph().values[var.key()].id as usize;
-        let handles = &mut self.kept.handles;
-        if handles.len() <= id {
-            handles.resize_with(id + 1, || None);
-        }
-        handles[id] = Some(var);
-    }
-
-    fn held(&self, id: u64) -> Result<&Var> {
-        self.kept.handles.get(id as usize).and_then(Option::as_ref).ok_or_else(|| Trace::diverged(id))
-    }
-
-    fn tensor_of(&mut self, source: &LeafSource) -> Result<Tensor> {
-        match source {
-            LeafSource::Held(tensor) => Ok(tensor.clone()),
-            LeafSource::Of(id, layout) => {
-                Ok(self.kept.tensors.get(id).ok_or_else(|| Trace::diverged(*id))?.with_layout(layout.clone()))
-            }
-            LeafSource::Like(index) => {
-                let (tensor, left) = self.made.remove(index).ok_or_else(|| Trace::diverged(*index as u64))?;
-                if left > 1 {
-                    self.made.insert(*index, (tensor.clone(), left - 1));
-                }
-                Ok(tensor)
-            }
-        }
-    }
-
-    fn reopen(&mut self, id: u64) -> Result<()> {
-        let key = *self.leaves.get(&id).ok_or_else(|| Trace::diverged(id))?;
-        let graph = self.tape.graph();
-        let own = graph.roots.get(key).and_then(|root| root.full().cloned());
-        let tensor = self.kept.tensors.get(&id).cloned().or(own).ok_or_else(|| Trace::diverged(id))?;
-        drop(graph);
-        let leaf = self.tape.reopened(key, &tensor).ok_or_else(|| Trace::diverged(id))?;
-        self.hold(leaf);
-        Ok(())
-    }
-
-    fn operands(&mut self, operands: &[Operand]) -> Result<SmallVec<[Var; 3]>> {
-        let mut vars: SmallVec<[Var; 3]> = SmallVec::new();
-        for (i, operand) in operands.iter().enumerate() {
-            let again = operands[i + 1..].iter().any(|later| later.id == operand.id);
-            let own = self.kept.handles.get_mut(operand.id as usize).filter(|_| operand.ends && !again);
-            // Without a clone, which would be a use of the tape: the recorded call was none.
-            let var = match own.and_then(Option::take) {
-                Some(var) => var,
-                None => self.held(operand.id)?.clone(),
-            };
-            vars.push(var);
-        }
-        Ok(vars)
-    }
 }
 
 /// What a run of a [`Trace`] took.
@@ -618,9 +505,9 @@ impl Trace {
 
     /// Tells a tape of the same device what was noted, and returns the loss and what the user holds besides.
     fn forward(&self, tape: &Tape) -> Result<(Var, Kept)> {
-        let mut run = Run { trace: self, tape, leaves: HashMap::new(), made: HashMap::new(), kept: Kept::default() };
+        let mut run = Run::new(self, tape);
         self.events.iter().try_for_each(|event| run.tell(event))?;
-        Ok((run.held(self.loss)?.clone(), run.kept))
+        run.end()
     }
 
     fn diverged(id: u64) -> Error {

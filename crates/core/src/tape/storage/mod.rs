@@ -88,8 +88,8 @@ pub trait StorageFormat: Debug {
     /// Stores a tensor. `stream` is there for a format with [`randomness`](StorageFormat::randomness).
     ///
     /// # Errors
-    /// [`Error::NonFinite`] without names, which the caller adds, where the format can't hold
-    /// a number of the tensor.
+    /// [`Error::NonFinite`] without names, which the caller adds, where the format can't hold a number of the
+    /// tensor.
     fn pack(&self, exec: &Exec<'_>, tensor: &Tensor, stream: Option<RandomStream>) -> Result<PackedParts>;
 
     /// A new tensor of `spec` from what [`pack`](StorageFormat::pack) has stored.
